@@ -294,3 +294,16 @@ def test_sizes_of_parallel_axes(tmp_path):
     found = resolve({}, str(tmp_path)).settings
     assert (found.parallel, found.axis("sp"), found.axis("ep")) == ("sp=2", 2, 1)
     assert resolve({}, str(tmp_path), {"parallel": {"ep": 8}}).settings.axis("ep") == 8
+
+
+def test_what_a_step_may_take(tmp_path):
+    (tmp_path / "veomni-hook.toml").write_text('memory = "1.5 GiB"\n')
+    memory = resolve({}, str(tmp_path)).settings.memory
+    assert memory == resolve({}, str(tmp_path), {"memory": memory}).settings.memory == f"{3 << 29}B"
+    assert resolve({"VEOMNI_MEMORY": "auto"}, str(tmp_path)).settings.memory == "auto"
+    both = {"offload": "64GiB", "tiles": True}
+    asked = resolve({}, str(tmp_path), {"memory": both}).settings.memory
+    assert asked == f"checkpoint,offload={64 << 30},tiles"
+    for wrong in ("40", "40GiB,tiles", "auto,tiles", "40XB", "40GiB=1", "checkpoint=1GiB", "tiles=0"):
+        with pytest.raises(SettingsError, match="auto for what the device has"):
+            resolve({}, str(tmp_path), {"memory": wrong})

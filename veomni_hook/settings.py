@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 
-from veomni_hook.errors import SettingsError, VeomniHookWarning
+from veomni_hook.errors import InputError, SettingsError, VeomniHookWarning
 from veomni_hook.settings_file import nearest
+from veomni_hook.sizes import bytes_of
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
@@ -116,12 +117,13 @@ def _parallel(value: object) -> str:
 
 #: The parts of the setting `memory`, in the order in which they are spelt; what a number says, if one may.
 MEMORY = {"checkpoint": "", "offload": "bytes of host memory", "tiles": "positions"}
-_BYTES = re.compile(r"(\d+)(?:([KMGT])iB)?")
+AUTO = "auto"
 
 
 def _memory(value: object) -> str:
     legal = (
-        "checkpoint, offload (offload=64GiB: of host memory at most), tiles (tiles=4096: positions), or none"
+        "checkpoint, offload (offload=64GiB: of host memory at most), tiles (tiles=4096: positions), or none;"
+        " or alone what a step may take: 40GiB, or auto for what the device has"
     )
     if isinstance(value, Mapping):
         pairs = [(str(part), "" if given is True else str(given)) for part, given in value.items() if given]
@@ -133,22 +135,21 @@ def _memory(value: object) -> str:
     else:
         raise ValueError(legal)
     parts = dict(pairs)
+    try:
+        if [*parts] == [AUTO] and not parts[AUTO]:
+            return AUTO
+        if len(pairs) == 1 and not pairs[0][1] and re.fullmatch(r"[\d.]+ *[A-Za-z]+", pairs[0][0]):
+            return f"{bytes_of(pairs[0][0])}B"
+        sizes: dict[str, int | str] = {part: bytes_of(number) if number else "" for part, number in pairs}
+    except InputError:
+        raise ValueError(legal) from None
     if len(parts) != len(pairs) or any(
-        part not in MEMORY or (number and not (MEMORY[part] and _BYTES.fullmatch(number)))
-        for part, number in pairs
+        part not in MEMORY or (size != "" and not (MEMORY[part] and size)) for part, size in sizes.items()
     ):
         raise ValueError(legal)
-    if "offload" in parts:  # what goes to the host is what checkpointed layers keep
-        parts.setdefault("checkpoint", "")
-    return ",".join(f"{part}={_number(parts[part])}".rstrip("=") for part in MEMORY if part in parts)
-
-
-def _number(text: str) -> str:
-    """Return the digits of a number of bytes, which may have a unit; an empty text is returned as it is."""
-    match = _BYTES.fullmatch(text)
-    if match is None:
-        return ""
-    return str(int(match[1]) * 1024 ** (" KMGT".index(match[2] or " ")))
+    if "offload" in sizes:  # what goes to the host is what checkpointed layers keep
+        sizes.setdefault("checkpoint", "")
+    return ",".join(f"{part}={sizes[part]}".rstrip("=") for part in MEMORY if part in sizes)
 
 
 def _setting(
@@ -191,7 +192,8 @@ class Settings:
             distributions or entry points, comma-separated.
         banner: print once, on rank 0, what is patched in a model that runs.
         parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
-        memory: how a step of training needs less memory: `checkpoint`, `offload`, `tiles`, comma-separated.
+        memory: how a step of training needs less memory: `checkpoint`, `offload`, `tiles`, comma-separated;
+            or what it may take, `40GiB` or `auto`.
         speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
         host_values: keep the integers of a batch on the host when accelerate or Trainer moves it to a device.
         deterministic: `batch_invariant` gives a row of a forward pass the same bits in any batch; empty: off.

@@ -45,10 +45,9 @@ def main():
     found = {}
     for name in ("llama", "qwen3_moe"):
         model = model_of(name)
-        told, parts._told = parts._told, parts.Parts()
         model.gradient_checkpointing_disable()
-        model(input_ids=ids, labels=ids).loss.backward()
-        parts._told = told
+        with parts.using(parts.Parts()):
+            model(input_ids=ids, labels=ids).loss.backward()
         expected = {n: p.grad for n, p in model.named_parameters()}
         for kind, wrap in (("DDP", torch.nn.parallel.DistributedDataParallel), ("FSDP2", sharded)):
             model = model_of(name)

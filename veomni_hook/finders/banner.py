@@ -25,7 +25,7 @@ from veomni_hook.kernels.selection.select import excluded, select, system_of
 from veomni_hook.releases import TESTED, newer_than_tested
 from veomni_hook.settings import BANNER_SHOWN
 
-__all__ = ["kernels_are_chosen", "module_is_patched"]
+__all__ = ["kernels_are_chosen", "memory_is_chosen", "module_is_patched"]
 
 _OWN = "veomni_hook."
 _ROUTE = "route"
@@ -81,6 +81,12 @@ def module_is_patched(module: str) -> None:
     applied = _applied(module)
     if applied and not any(patch["kind"] == _ROUTE for patch in applied):
         _say_once(module, [_what_runs(patch, None) for patch in applied])
+
+
+def memory_is_chosen(line: str) -> None:
+    """Print what was chosen for a budget of memory."""
+    if current_settings().banner and _is_first_process():
+        say(line)
 
 
 def _applied(module: str) -> list[Mapping[str, Any]]:

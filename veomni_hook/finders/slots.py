@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.batch_invariance import mode
-from veomni_hook.finders.banner import kernels_are_chosen
+from veomni_hook.finders.banner import kernels_are_chosen, memory_is_chosen
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection import process_choice as kernels
@@ -32,7 +32,7 @@ def bind_slots() -> None:
         mode.switch(on=invariant)
         kernels.STATE.created = mode.replace_attention if invariant else None
         process.tell(current_settings().parallel)
-        parts.tell(current_settings().memory)
+        parts.tell(current_settings().memory, shared=bool(current_settings().parallel), say=memory_is_chosen)
     else:
         process.tell("")
         parts.tell("")

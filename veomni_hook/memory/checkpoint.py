@@ -63,14 +63,16 @@ def wanted(model: Any) -> bool:
     """
     if not model.supports_gradient_checkpointing:
         return False
-    if parts.in_force().checkpoint:
+    asked = parts.in_force()
+    if asked.checkpoint and asked.budget is None:
         model.config.gradient_checkpointing = True
     return bool(getattr(model.config, "gradient_checkpointing", False))
 
 
 def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that calls a model's layers: `run` with the setting, else ``function``."""
-    return run if parts.in_force().checkpoint else function
+    asked = parts.in_force()
+    return run if asked.checkpoint or asked.budget is not None else function
 
 
 def current() -> Kept | None:
@@ -91,12 +93,16 @@ def run(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         kept = Layer(asked.host_bytes)
         hooks = torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack)
     with hooks:
-        return checkpoint(partial(_within, kept, function), *inputs, use_reentrant=False, **named)
+        call = partial(_within, kept, asked, function)
+        return checkpoint(call, *inputs, use_reentrant=False, **named)
 
 
-def _within(kept: Kept, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+def _within(kept: Kept, asked: parts.Parts, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     outer, _running.kept = _running.kept, kept
     try:
-        return function(*inputs, **named)
+        if parts.in_force() is asked:
+            return function(*inputs, **named)
+        with parts.using(asked):  # chosen between a forward and its backward
+            return function(*inputs, **named)
     finally:
         _running.kept = outer

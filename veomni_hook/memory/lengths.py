@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["length_of", "longest", "resized"]
+__all__ = ["length_of", "longest", "resized", "shape_of"]
 
 #: Lengths are multiples of this, and predictions for them at most so many.
 STEP, _TRIES = 64, 6
@@ -18,9 +18,15 @@ _CLOSE = 0.98
 
 def length_of(inputs: Mapping[str, Any]) -> int:
     """Return the length of a batch: that of its token ids, or of the first tensor with rows."""
+    return shape_of(inputs)[1]
+
+
+def shape_of(inputs: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the sequences of a batch, and the tokens of each."""
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor) and value.ndim > 1]
     ids = inputs.get("input_ids")
-    return int((ids if isinstance(ids, torch.Tensor) else tensors[0]).shape[1])
+    rows, tokens = (ids if isinstance(ids, torch.Tensor) else tensors[0]).shape[:2]
+    return int(rows), int(tokens)
 
 
 def resized(inputs: Mapping[str, Any], length: int) -> dict[str, Any]:

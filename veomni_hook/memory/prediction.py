@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from veomni_hook.kernels.slot.guards import module_of, slots_in
 from veomni_hook.memory.fakes import fakes, on, swapped
 from veomni_hook.memory.tracker import Tracker, parts_of
 
-__all__ = ["Prediction", "predict", "step_of"]
+__all__ = ["Prediction", "arguments_of", "predict", "step_of"]
 
 WEIGHTS, BUFFERS, GRADIENTS, OPTIMIZER, INPUTS = "weights", "buffers", "gradients", "optimizer", "inputs"
 WORKSPACES = "workspaces of cuBLAS"
@@ -51,7 +51,7 @@ def predict(
     """Return what a training step of ``model`` takes: forward, backward of its loss, the optimizer's step.
 
     Nothing is computed, and ``model``, its gradients and ``optimizer`` stay as they are. The step is a later
-    one: the optimizer has its states, gradients are None.
+    one: the optimizer has its states, and gradients are None where the model has none.
 
     Raises:
         PredictionError: the step cannot run without data, or the weights are distributed or quantised.
@@ -69,6 +69,7 @@ def predict(
             where=name,
             fix="predict before the weights are distributed or quantised",
         )
+    accumulating = [weight for weight in model.parameters() if weight.grad is not None]
     device = device or next(model.parameters()).device
     if device.type == "cuda" and not torch.cuda.is_available():
         raise PredictionError(
@@ -84,7 +85,11 @@ def predict(
             stack.enter_context(fakes())
             stand_ins = stack.enter_context(swapped(model, device))
             twin = None if optimizer is None else _twin(optimizer, stand_ins)
+            for weight in accumulating:
+                stand_ins[id(weight)].grad = torch.empty_like(stand_ins[id(weight)])
             found = step_of(model, on(device, dict(inputs)), twin)
+        except PredictionError:
+            raise
         except Exception as error:
             raise PredictionError(
                 f"a step on tensors without data raised {type(error).__name__}: {error}",
@@ -96,14 +101,24 @@ def predict(
     return Prediction(found.peak + reserved, parts)
 
 
+def arguments_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operands of a call of ``model`` by name."""
+    arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    return {**arguments, **arguments.pop("kwargs", {})}
+
+
 def step_of(
     model: nn.Module, inputs: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
 ) -> Prediction:
-    """Run a step of ``model`` as it is, and return the memory that it took; gradients are None before it."""
+    """Run a step of ``model`` as it is, and return the memory that it took.
+
+    Mutates: no weight has a gradient afterwards.
+    """
     weights = list(model.parameters())
     tracker = Tracker(weights[0].device.type, parts_of(model), step_of.__code__)
     tracker.label(weights, WEIGHTS)
     tracker.label(model.buffers(), BUFFERS)
+    tracker.label((weight.grad for weight in weights), GRADIENTS)
     tracker.label((leaf for leaf in inputs.values() if isinstance(leaf, torch.Tensor)), INPUTS)
     if optimizer is not None:
         _fill(optimizer, tracker)
@@ -117,7 +132,12 @@ def step_of(
     tracker.begin()
     try:
         with tracker:
-            model(**inputs).loss.backward()
+            loss = getattr(model(**inputs), "loss", None)
+            if loss is None:
+                raise PredictionError(
+                    "the model returns no loss", where=type(model).__name__, fix="give it labels"
+                )
+            loss.backward()
             if optimizer is not None:
                 with tracker.labelled(OPTIMIZER):
                     optimizer.step()
@@ -132,11 +152,12 @@ def step_of(
 def _fill(optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
     """Let the optimizer make its states, by a step whose gradients are zero."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    before = [weight.grad for weight in weights]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
-    for weight in weights:
-        weight.grad = None
+    for weight, grad in zip(weights, before, strict=True):
+        weight.grad = grad
     for state in optimizer.state.values():
         tracker.label((leaf for leaf in state.values() if isinstance(leaf, torch.Tensor)), OPTIMIZER)
 

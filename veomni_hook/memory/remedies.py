@@ -13,36 +13,45 @@ from torch.utils.checkpoint import checkpoint as upstream
 
 from veomni_hook.memory import checkpoint, parts
 
-__all__ = ["REMEDIES", "of_one_row"]
+__all__ = ["REMEDIES", "checkpoint_layers", "layers_of", "of_one_row", "with_setting"]
 
 Remedy = Callable[[nn.Module], AbstractContextManager[None] | None]
 
 
 def _checkpointed(model: nn.Module) -> AbstractContextManager[None] | None:
     """Return a block with upstream's checkpoints; None: layers are checkpointed, or cannot be."""
-    able = _layers(model)
+    able = layers_of(model)
     if not able or any(layer.gradient_checkpointing for layer in able):
         return None
     return _calling(able, partial(upstream, use_reentrant=False))
 
 
-def _with_setting(text: str, model: nn.Module) -> AbstractContextManager[None] | None:
+def with_setting(text: str, model: nn.Module) -> AbstractContextManager[None] | None:
     """Return a block with the setting ``memory``; None: it is in force, or patched text has no place."""
     places = hasattr(sys.modules.get("transformers.modeling_utils"), "veomni_chosen")
-    able = _layers(model)
-    if not places or not able or parts.is_in_force(text):
+    able = layers_of(model)
+    if not places or not able:
+        return None
+    if parts.is_in_force(text) and all(layer.gradient_checkpointing for layer in able):
         return None
     return _set(text, able)
 
 
-def _layers(model: nn.Module) -> list[Any]:
+def layers_of(model: nn.Module) -> list[Any]:
+    """Return the modules whose layers can be checkpointed, and these layers."""
     return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
 
 
 @contextmanager
 def _set(text: str, layers: list[Any]) -> Iterator[None]:
-    with parts.using(text), _calling(layers, checkpoint.run):
+    with parts.using(parts.parsed(text)), _calling(layers, checkpoint.run):
         yield
+
+
+def checkpoint_layers(layers: list[Any], function: Callable[..., Any] = checkpoint.run) -> None:
+    """Let ``function`` call the layers."""
+    for layer in layers:
+        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, function
 
 
 @contextmanager
@@ -50,8 +59,7 @@ def _calling(layers: list[Any], function: Callable[..., Any]) -> Iterator[None]:
     """Let ``function`` call the layers in the block."""
     names = "gradient_checkpointing", "_gradient_checkpointing_func"
     before = [(layer, {name: vars(layer)[name] for name in names if name in vars(layer)}) for layer in layers]
-    for layer in layers:
-        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, function
+    checkpoint_layers(layers, function)
     try:
         yield
     finally:
@@ -72,9 +80,8 @@ def of_one_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-_SETTINGS = ("checkpoint", "checkpoint,tiles", "checkpoint,offload,tiles")
 #: By what users are told, in the order in which they should be tried. Each stands alone.
 REMEDIES: dict[str, Remedy] = {
     "gradient_checkpointing=True": _checkpointed,
-    **{f"VEOMNI_MEMORY={text}": partial(_with_setting, text) for text in _SETTINGS},
+    **{f"VEOMNI_MEMORY={text}": partial(with_setting, text) for text in parts.LADDER},
 }

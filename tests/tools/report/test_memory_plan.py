@@ -10,7 +10,7 @@ from tests.tools.report.structure import Page
 from veomni_hook.errors import InputError
 from veomni_hook.memory import checkpoint, parts
 from veomni_hook.memory.remedies import REMEDIES, of_one_row
-from veomni_hook.memory.sizes import bytes_of, readable
+from veomni_hook.sizes import bytes_of, readable
 from veomni_hook.tools.report.explanation import explain
 from veomni_hook.tools.report.memory_plan import MemoryPlan
 

@@ -52,7 +52,7 @@ def plan(
     Exits with 1 if no model was called, or if its step cannot be predicted.
     """
     from veomni_hook.errors import PredictionError
-    from veomni_hook.memory.sizes import bytes_of
+    from veomni_hook.sizes import bytes_of
     from veomni_hook.tools.report.memory_plan import MemoryPlan
 
     words = command or []

@@ -181,7 +181,7 @@ class Observation:
     def _note_models(self) -> None:
         """Observe the calls of transformers' models as soon as their base class exists."""
         kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-        if kind is None or "_call_impl" in vars(kind):
+        if kind is None or hasattr(vars(kind).get("_call_impl"), "__wrapped__"):
             return
         # torch.compile begins at the first frame that it does not skip: that has to be the model's forward
         # still. (Making an optimizer imports torch._dynamo in any case.)

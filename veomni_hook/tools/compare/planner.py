@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -58,12 +57,12 @@ class Planner(Recorder):
 
     def _planned(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Facts:
         from veomni_hook.memory import parts
+        from veomni_hook.memory.prediction import arguments_of
         from veomni_hook.tools.report.memory_plan import planned
 
         wanted = ordered(self.plan.folder)
         parts.tell(wanted.pop("setting"))
-        inputs = inspect.signature(model.forward).bind_partial(*args, **kwargs)
-        batch = {**inputs.arguments, **inputs.arguments.pop("kwargs", {})}
+        batch = arguments_of(model, args, kwargs)
         try:
             plan = planned(model, batch, optimizer=self._optimizer_of(model), **wanted)
         except VeomniHookError as error:

@@ -25,9 +25,19 @@ def notes_on_memory(model: nn.Module) -> tuple[str, ...]:
 
     asked = in_force()
     return (
+        *(_budget(model, asked.budget) if asked.budget is not None else ()),
         *(_checkpoints(model, asked) if asked.checkpoint else ()),
         *(_tiles(model) if asked.tiles else ()),
     )
+
+
+def _budget(model: nn.Module, budget: int) -> Iterator[str]:
+    from veomni_hook.memory.budget import chosen_for
+    from veomni_hook.sizes import readable
+
+    most = readable(budget) if budget else "what the device has"
+    later = "parts are chosen at its first call in training, outside of compiled code"
+    yield f"memory: a step may take {most}: {chosen_for(model) or later}"
 
 
 def _checkpoints(model: nn.Module, asked: Parts) -> Iterator[str]:

@@ -9,10 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import InputError
+from veomni_hook.memory.budget import SHARE
 from veomni_hook.memory.lengths import length_of, longest, resized
 from veomni_hook.memory.prediction import predict
 from veomni_hook.memory.remedies import REMEDIES, of_one_row
-from veomni_hook.memory.sizes import bytes_of, readable
+from veomni_hook.sizes import bytes_of, readable
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryPlan", "asked", "planned"]
 
-#: Of a device's memory: the rest is for its context and for fragments of the allocator.
-SHARE = 0.95
 #: Of the peak: smaller parts are shown as one.
 LEAST = 0.005
 #: What `veomni_hook.explain(model, plan=...)` takes.

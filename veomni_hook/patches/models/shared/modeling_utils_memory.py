@@ -1,9 +1,15 @@
-"""Checkpointed layers in unchanged scripts.
+"""Checkpointed layers, and budgets for a step, in unchanged scripts.
 
 Applies only with the setting ``memory``.
 """
 
+# Names of the patched module.
+# ruff: noqa: F821
+# mypy: disable-error-code="name-defined"
+
 from __future__ import annotations
+
+from typing import Any
 
 from veomni_hook.patches.spec import PatchConfig
 
@@ -11,7 +17,7 @@ __all__ = ["config"]
 
 config = PatchConfig(
     source_module="transformers.modeling_utils",
-    description="layers are checkpointed as the setting `memory` says",
+    description="layers are checkpointed as the setting `memory` says, or as a step's budget needs",
 )
 
 config.add_import(
@@ -30,3 +36,12 @@ config.rewrite(
     matches=2,
     description="the function that calls a layer, of a model and of the layer itself",
 )
+config.add_import("veomni_hook.memory.budget", ["keep as veomni_keep_budget"])
+
+
+def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+    veomni_keep_budget(self, args, kwargs)
+    return super(PreTrainedModel, self)._call_impl(*args, **kwargs)
+
+
+config.add_method("PreTrainedModel._call_impl", _call_impl, description="a call in training keeps the budget")

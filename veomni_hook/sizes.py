@@ -9,7 +9,7 @@ from veomni_hook.errors import InputError
 __all__ = ["GIBIBYTE", "bytes_of", "readable"]
 
 GIBIBYTE = 1 << 30
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": GIBIBYTE, "TIB": 1 << 40}
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": GIBIBYTE, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
