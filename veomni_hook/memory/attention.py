@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from veomni_hook.kernels.shared.random_numbers import place_of
 from veomni_hook.kernels.shared.repeated import decided
@@ -42,8 +42,15 @@ def _attend(implementation: Implementation, module: torch.nn.Module, *operands: 
     if layer is None or is_dynamo_compiling() or not torch.is_grad_enabled():
         return implementation(module, *operands, **named)
     results = decided(_Results, lambda: _Results(layer))
-    with _Replayed(results) if results.noted else _Recorded(results):
-        return implementation(module, *operands, **named)
+    if not results.noted:
+        with _Recorded(results):
+            return implementation(module, *operands, **named)
+    with _Replayed(results):
+        computed = implementation(module, *operands, **named)
+    for tensor in tree_leaves(computed):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            tensor.register_hook(lambda _: layer.attended())  # type: ignore[no-untyped-call]
+    return computed
 
 
 class _Results:
@@ -68,6 +75,7 @@ class _Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         computed = func(*args, **(kwargs or {}))
         kept = None
         if place_of(args[0].device) == before:
+            self.results.layer.attend()
             pack = self.results.layer.pack
             kept = tree_map_only(torch.Tensor, lambda result: pack(result.detach()), computed)
         self.results.noted.append((func, kept))

@@ -36,12 +36,24 @@ class Kept(Protocol):
         """
 
 
+    def attend(self) -> None:
+        """Note that the layer has attention."""
+
+    def attended(self) -> None:
+        """Note that the backward of the layer has reached its attention."""
+
+
 class _OnDevice:
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     def unpack(self, packed: Any) -> Any:
         return packed.detach() if isinstance(packed, torch.Tensor) else packed
+
+    def attend(self) -> None:
+        """Nothing follows from it."""
+
+    attended = attend
 
 
 _ON_DEVICE = _OnDevice()

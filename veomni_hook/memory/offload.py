@@ -2,7 +2,8 @@
 
 Forward:  copies run on a stream of their own. A tensor stays on the device until its copy is done, and a
           layer waits for the copies of the layer two before it: two layers' tensors are in flight.
-Backward: when a layer asks for its tensors, those of the layer before it begin to come back.
+Backward: a layer's tensors begin to come back when the backward of the layer behind it reaches attention,
+          which takes longest and by then needs less memory; in layers without attention, when it begins.
 Both directions share one stream, so host memory that a copy reads is not written before the copy is done.
 Copies change no bit. Mutates: nothing. Tensors below `LEAST` bytes, and those that are no plain dense
 tensors, stay where they are.
@@ -92,11 +93,10 @@ class Layer:
     def __init__(self, most: int) -> None:
         self.most = most
         self.moved: list[weakref.ref[Moved]] = []
-        self.came = False
+        self.came = self.attends = False
         self.before = _last[0] if _last else None
-        if self.before is not None and (before := self.before()) is not None:
-            if before.before is not None and (earlier := before.before()) is not None:
-                earlier.leave()
+        if (before := self._before()) is not None and (earlier := before._before()) is not None:
+            earlier.leave()
         _last[:] = [weakref.ref(self)]
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | Moved:
@@ -123,14 +123,29 @@ class Layer:
             moved.leave()
 
     def come(self) -> None:
-        """Fetch what this layer keeps, and then what the layer before it keeps: once."""
+        """Fetch what this layer keeps, once; what the layer before it keeps comes now, or with attention."""
         if self.came:
             return
         self.came = True
-        before = self.before() if self.before is not None else None
-        for layer in (self, before) if before is not None else (self,):
-            for moved in layer._alive():
+        for moved in self._alive():
+            moved.fetch()
+        if not self.attends:
+            self.attended()
+        elif (before := self._before()) is not None:
+            before.leave()
+
+    def attend(self) -> None:
+        """Note that the layer has attention."""
+        self.attends = True
+
+    def attended(self) -> None:
+        """Fetch what the layer before keeps."""
+        if (before := self._before()) is not None:
+            for moved in before._alive():
                 moved.fetch()
+
+    def _before(self) -> Layer | None:
+        return None if self.before is None else self.before()
 
     def _alive(self) -> list[Moved]:
         return [moved for moved in (reference() for reference in self.moved) if moved is not None]

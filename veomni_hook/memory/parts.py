@@ -77,7 +77,7 @@ def parsed(text: str) -> Parts:
     return Parts(
         checkpoint="checkpoint" in options,
         offload="offload" in options,
-        host_bytes=int(options.get("offload") or 0),
+        host_bytes=bytes_of(options.get("offload") or 0),
         tiles="tiles" in options,
         tile_rows=int(options.get("tiles") or 0),
     )

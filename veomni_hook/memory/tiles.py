@@ -34,6 +34,8 @@ Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 #: The fewest rows of a tile: with fewer, products wait for the weights; and what they are a multiple of.
 LEAST, MULTIPLE = 1024, 256
+#: The most rows of a tile: more are no faster, and its backward keeps several results of this size.
+MOST = 16_384
 #: What a module computes is worth tiles where it is more than so many times as large as x; a tile is not.
 _WIDE = 2
 
@@ -87,7 +89,7 @@ def _rows(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> int:
         return 0
     if asked := parts.in_force().tile_rows:
         return asked
-    number = min(math.ceil(wide / _WIDE), max(1, rows // LEAST))
+    number = max(min(math.ceil(wide / _WIDE), max(1, rows // LEAST)), math.ceil(rows / MOST))
     return math.ceil(rows / number / MULTIPLE) * MULTIPLE
 
 

@@ -1,8 +1,8 @@
 """Experts for some tokens at a time, where memory is scarce.
 
 A token has as many rows as experts that it chose, each as wide as its hidden states: of all tokens' rows, a
-tile has no more than `ROWS` times the size of the hidden states. Weights with gradients run on all tokens at
-once: each tile would add to gradients of all experts.
+tile has no more than `ROWS` times the size of the hidden states, and no more than `MOST`. Weights with
+gradients run on all tokens at once: each tile would add to gradients of all experts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ __all__ = ["tiled"]
 
 #: Rows of experts for each token of a tile, and the fewest rows of an expert: fewer wait for its weights.
 ROWS, LEAST = 4, 256
+#: The most rows of experts in a tile: more are no faster.
+MOST = 131_072
 
 
 def tiled(backend: Backend, operands: Operands) -> Backend:
@@ -30,7 +32,8 @@ def tiled(backend: Backend, operands: Operands) -> Backend:
     if not SIZES.least or is_dynamo_compiling() or not backend.spends:
         return backend
     x, index, _, *weights = operands
-    number = min(-(-index.shape[-1] // ROWS), index.numel() // (LEAST * operands.up.shape[0]))
+    number = max(-(-index.shape[-1] // ROWS), -(-index.numel() // MOST))
+    number = min(number, index.numel() // (LEAST * operands.up.shape[0]))
     if number < 2 or any(weight is not None and weight.requires_grad for weight in weights):
         return backend
     size = -(-x.shape[0] // number)

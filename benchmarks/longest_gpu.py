@@ -1,0 +1,233 @@
+"""The longest sequence that a GPU trains: `python -m benchmarks.longest_gpu`.
+
+    python -m benchmarks.longest_gpu                      # 80 GB; about 300 s
+    python -m benchmarks.longest_gpu --memory 141         # of a larger GPU
+    python -m benchmarks.longest_gpu --plan               # predictions alone
+    python -m benchmarks.longest_gpu --lengths 32768      # what the parts of the setting cost at a length
+
+Whole models in bfloat16, weights and gradients on the GPU, the states of the optimizer elsewhere, with
+``VEOMNI_MEMORY=checkpoint,offload,tiles``. The longest sequence is predicted for all layers, and then
+trained for real: with fewer layers, so that it ends in time, and an allocation in place of the weights and
+gradients of the others. What layers keep is on the host, so the GPU needs no more for more of them; the host
+needs what is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks._families import FAMILIES
+from benchmarks._record import RESULTS
+
+TARGET = "longest_gpu-cuda.json"
+GIBIBYTE = 2**30
+RANK = 16
+#: Measured steps of each setting.
+TURNS = 5
+#: The models by name: class, fields, and what PEFT trains, if not all weights.
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "Qwen3-8B": ("qwen3", FAMILIES["Qwen3-8B"].fields | {"num_hidden_layers": 36}, None),
+    "Llama-3-8B": ("llama", FAMILIES["Llama-3-8B"].fields | {"num_hidden_layers": 32}, None),
+    "Qwen3-30B-A3B, LoRA": (
+        "qwen3_moe",
+        FAMILIES["Qwen3-30B-A3B"].fields | {"num_hidden_layers": 48},
+        {
+            "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+            "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        },
+    ),
+}
+
+
+def built(name: str, device: str, layers: int | None = None, **changes: Any) -> Any:
+    """Return a model in training mode; ``layers``: in place of its own number."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, fields, adapters = MODELS[name]
+    fields = fields | changes | ({"num_hidden_layers": layers} if layers else {})
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields), dtype=torch.bfloat16)
+        if adapters is not None:
+            from peft import LoraConfig, get_peft_model
+
+            model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, **adapters))
+    return model.train()
+
+
+def batch(model: Any, length: int, device: str) -> dict[str, Any]:
+    """Return one sequence of random tokens."""
+    import torch
+
+    ids = torch.randint(0, model.config.vocab_size, (1, length), device=device)
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def size_of(model: Any) -> int:
+    """Return the bytes of weights and gradients."""
+    return sum(p.numel() * p.element_size() * (1 + p.requires_grad) for p in model.parameters())
+
+
+def planned(name: str, memory: int, device: str) -> dict[str, Any]:
+    """Return the longest sequence whose step takes ``memory`` bytes, and its parts."""
+    import torch
+
+    from veomni_hook.memory.lengths import longest
+    from veomni_hook.memory.prediction import predict
+
+    model = built(name, "meta")
+    began, parts = time.perf_counter(), dict[int, Any]()
+
+    def peak(length: int) -> int:
+        parts[length] = predict(model, batch(model, length, "cpu"), device=torch.device(device))
+        return int(parts[length].peak)
+
+    length = longest(peak, 200_000, memory)
+    largest = sorted(parts[length].parts.items(), key=lambda row: -row[1])
+    return {
+        "model": name,
+        "memory": memory,
+        "longest": length,
+        "predicted": parts[length].peak,
+        "parts": dict(largest),
+        "lengths": {str(at): found.peak for at, found in sorted(parts.items())},
+        "seconds": round(time.perf_counter() - began, 1),
+        "weights and gradients": size_of(model),
+    }
+
+
+def trained(name: str, length: int, layers: int, memory: int, whole: int) -> dict[str, Any]:
+    """Return what two steps take: of some layers, beside an allocation for the others.
+
+    Args:
+        name: of the model.
+        length: tokens.
+        layers: how many there are.
+        memory: the bytes that the process may take.
+        whole: the bytes of the weights and gradients of all layers.
+    """
+    import torch
+
+    from veomni_hook.memory.host import BLOCK, BLOCKS
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total))
+    model = built(name, "cuda", layers)
+    ballast = torch.empty(whole - size_of(model), dtype=torch.uint8, device="cuda")
+    inputs = batch(model, length, "cuda")
+    facts: dict[str, Any] = {"layers": layers, "length": length}
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        loss = model(**inputs).loss
+        loss.backward()
+        torch.cuda.synchronize()
+        facts["seconds"] = round(time.perf_counter() - began, 2)
+        facts["peak"] = torch.cuda.max_memory_allocated()
+        facts["reserved"] = torch.cuda.max_memory_reserved()
+        facts["loss"] = loss.item()
+        if facts["seconds"] > 60:
+            break
+        model.zero_grad(set_to_none=True)
+    facts["host"] = BLOCKS.held * BLOCK
+    del ballast
+    return facts
+
+
+def costs(name: str, length: int, layers: int) -> dict[str, Any]:
+    """Return the seconds and the peak of a step with each part of the setting; they alternate."""
+    import torch
+
+    from veomni_hook.memory import parts
+    from veomni_hook.memory.remedies import with_setting
+
+    model = built(name, "cuda", layers)
+    inputs = batch(model, length, "cuda")
+    seconds: dict[str, list[float]] = {text: [] for text in parts.LADDER}
+    peaks: dict[str, int] = {}
+    with parts.using(parts.Parts()):
+        model.gradient_checkpointing_disable()
+        for turn in range(TURNS + 1):
+            for text in parts.LADDER:
+                block = with_setting(text, model)
+                assert block is not None
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                began = time.perf_counter()
+                with block:
+                    model(**inputs).loss.backward()
+                    torch.cuda.synchronize()
+                seconds[text] += [time.perf_counter() - began] if turn else []
+                peaks[text] = torch.cuda.max_memory_allocated()
+                model.zero_grad(set_to_none=True)
+    rows = {text: {"ms": 1000 * median(times), "peak": peaks[text]} for text, times in seconds.items()}
+    return {"model": name, "layers": layers, "length": length, "settings": rows}
+
+
+def main() -> None:
+    """Measure and record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", help="beginnings of names")
+    parser.add_argument("--memory", type=float, default=80.0, metavar="GB")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--lengths", type=int, nargs="+")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
+    options = parser.parse_args()
+    os.environ.setdefault("VEOMNI_MEMORY", "checkpoint,offload=64TiB,tiles")
+    import torch
+
+    import veomni_hook.install  # noqa: F401
+    from veomni_hook.memory.budget import SHARE
+    from veomni_hook.tools.bench.record import circumstances, write
+
+    memory = int(options.memory * 1e9)
+    rows = []
+    for name in MODELS:
+        if not name.startswith(tuple(options.models) or ""):
+            continue
+        for length in options.lengths or ():
+            facts = costs(name, length, options.layers)
+            rows.append(facts)
+            told = ", ".join(
+                f"{text} {row['ms']:.1f} ms {row['peak'] / GIBIBYTE:.2f} GiB"
+                for text, row in facts["settings"].items()
+            )
+            print(f"{name}, {options.layers} layers, {length:,} tokens: {told}", flush=True)
+            write(circumstances("longest_gpu", options.device) | {"cases": rows}, options.out)
+        if options.lengths:
+            continue
+        facts = planned(name, int(SHARE * memory), options.device)
+        rows.append(facts)
+        parts = ", ".join(f"{part} {size / GIBIBYTE:.2f}" for part, size in [*facts["parts"].items()][:9])
+        print(
+            f"{name}: {facts['longest']:,} tokens in {options.memory:.0f} GB, planned in {facts['seconds']} s"
+        )
+        print(f"    {parts}", flush=True)
+        if not options.plan and facts["longest"]:
+            try:
+                facts |= trained(
+                    name, facts["longest"], options.layers, memory, facts["weights and gradients"]
+                )
+                sizes = {part: facts[part] / GIBIBYTE for part in ("peak", "predicted", "reserved", "host")}
+                told = ", ".join(f"{part} {size:.2f}" for part, size in sizes.items())
+                print(f"    {options.layers} layers: {facts['seconds']} s, GiB: {told}", flush=True)
+            except torch.OutOfMemoryError as error:
+                facts["error"] = str(error).splitlines()[0]
+                print("   ", facts["error"], flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+        write(circumstances("longest_gpu", options.device) | {"cases": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()
