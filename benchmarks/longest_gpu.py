@@ -6,10 +6,10 @@
     python -m benchmarks.longest_gpu --lengths 32768      # what the parts of the setting cost at a length
 
 Whole models in bfloat16, weights and gradients on the GPU, the states of the optimizer elsewhere, with
-``VEOMNI_MEMORY=checkpoint,offload,tiles``. The longest sequence is predicted for all layers, and then
-trained for real: with fewer layers, so that it ends in time, and an allocation in place of the weights and
-gradients of the others. What layers keep is on the host, so the GPU needs no more for more of them; the host
-needs what is printed.
+``VEOMNI_MEMORY=checkpoint,offload,tiles``. The longest sequence is predicted and then trained: with some of
+the layers, so that it ends in time, and an allocation in place of the weights and gradients of the others.
+What layers keep is on the host, so the GPU needs no more for more of them; what the host needs for all of
+them is printed.
 """
 
 from __future__ import annotations
@@ -75,31 +75,39 @@ def size_of(model: Any) -> int:
     return sum(p.numel() * p.element_size() * (1 + p.requires_grad) for p in model.parameters())
 
 
-def planned(name: str, memory: int, device: str) -> dict[str, Any]:
-    """Return the longest sequence whose step takes ``memory`` bytes, and its parts."""
+def planned(name: str, memory: int, layers: int, device: str) -> dict[str, Any]:
+    """Return the longest sequence whose step takes ``memory`` bytes, and the parts of its peak.
+
+    Args:
+        name: of the model.
+        memory: bytes.
+        layers: so many are predicted; the weights and gradients of the others are added.
+        device: where the step would run.
+    """
     import torch
 
     from veomni_hook.memory.lengths import longest
     from veomni_hook.memory.prediction import predict
 
-    model = built(name, "meta")
-    began, parts = time.perf_counter(), dict[int, Any]()
+    model, whole = built(name, "meta", layers), size_of(built(name, "meta"))
+    others = whole - size_of(model)
+    began, predictions = time.perf_counter(), dict[int, Any]()
 
     def peak(length: int) -> int:
-        parts[length] = predict(model, batch(model, length, "cpu"), device=torch.device(device))
-        return int(parts[length].peak)
+        predictions[length] = predict(model, batch(model, length, "cpu"), device=torch.device(device))
+        return int(predictions[length].peak) + others
 
-    length = longest(peak, 200_000, memory)
-    largest = sorted(parts[length].parts.items(), key=lambda row: -row[1])
+    length = longest(peak, 400_000, memory)
+    largest = sorted(predictions[length].parts.items(), key=lambda row: -row[1])
     return {
         "model": name,
         "memory": memory,
         "longest": length,
-        "predicted": parts[length].peak,
-        "parts": dict(largest),
-        "lengths": {str(at): found.peak for at, found in sorted(parts.items())},
+        "predicted": predictions[length].peak + others,
+        "parts": {"weights and gradients of other layers": others, **dict(largest)},
+        "lengths": {str(at): prediction.peak + others for at, prediction in sorted(predictions.items())},
         "seconds": round(time.perf_counter() - began, 1),
-        "weights and gradients": size_of(model),
+        "weights and gradients": whole,
     }
 
 
@@ -137,7 +145,8 @@ def trained(name: str, length: int, layers: int, memory: int, whole: int) -> dic
         if facts["seconds"] > 60:
             break
         model.zero_grad(set_to_none=True)
-    facts["host"] = BLOCKS.held * BLOCK
+    # What each layer keeps is the same.
+    facts["host"] = BLOCKS.held * BLOCK * MODELS[name][1]["num_hidden_layers"] // layers
     del ballast
     return facts
 
@@ -206,7 +215,7 @@ def main() -> None:
             write(circumstances("longest_gpu", options.device) | {"cases": rows}, options.out)
         if options.lengths:
             continue
-        facts = planned(name, int(SHARE * memory), options.device)
+        facts = planned(name, int(SHARE * memory), options.layers, options.device)
         rows.append(facts)
         parts = ", ".join(f"{part} {size / GIBIBYTE:.2f}" for part, size in [*facts["parts"].items()][:9])
         print(

@@ -35,7 +35,6 @@ class Kept(Protocol):
         A new one: autograd gives it a history, which would keep the layer that is recomputed alive.
         """
 
-
     def attend(self) -> None:
         """Note that the layer has attention."""
 

@@ -16,12 +16,16 @@ import torch
 from veomni_hook import accelerator
 from veomni_hook.errors import OffloadError
 
-__all__ = ["BLOCK", "BLOCKS", "Blocks", "free_bytes", "is_pinned"]
+__all__ = ["BLOCK", "BLOCKS", "NO_BLOCK", "Blocks", "free_bytes", "is_pinned"]
 
 #: Bytes of a block, a power of two: torch rounds page-locked memory up to one.
 BLOCK = 1 << 24
 #: The share of the free memory that is taken where no bound is given: the processes of a machine divide it.
 _SHARE = 0.8
+
+
+#: In place of a block that is only counted.
+NO_BLOCK = torch.empty(0, dtype=torch.uint8)
 
 
 class Blocks:
@@ -33,6 +37,8 @@ class Blocks:
 
     def __init__(self) -> None:
         self.held = 0
+        #: Whether no block has memory.
+        self.aside = False
         self._free: list[torch.Tensor] = []
         self._most: int | None = None
         # A graph may be freed in any thread.
@@ -58,17 +64,20 @@ class Blocks:
     def give_back(self, blocks: Sequence[torch.Tensor]) -> None:
         """Let others take these blocks; on a device's stream, copies from them come first."""
         with self._lock:
-            self._free += [block for block in blocks if type(block) is torch.Tensor]  # no fakes
+            self._free += [block for block in blocks if _is_real(block) is not self.aside]
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Let the block's code begin without blocks, and forget those that it made: their memory is fake."""
-        before = self.held, self._free, self._most
-        self.held, self._free, self._most = 0, [], None
+        """Let the block's code begin without blocks, and forget those that it took: none has memory.
+
+        Those of page-locked memory are only counted. Others are fakes: they are memory of the same device.
+        """
+        before = self.held, self._free, self._most, self.aside
+        self.held, self._free, self._most, self.aside = 0, [], None, True
         try:
             yield
         finally:
-            self.held, self._free, self._most = before
+            self.held, self._free, self._most, self.aside = before
 
     def release(self) -> None:
         """Give the blocks that nobody uses back to the system."""
@@ -87,6 +96,9 @@ class Blocks:
         if (self.held + 1) * BLOCK > most:
             what = f"what checkpointed layers keep needs more than {most / 2**30:.1f} GiB of host memory"
             raise _no_room(what)
+        if self.aside and pinned:
+            self.held += 1
+            return NO_BLOCK
         try:
             block = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=pinned)
         except (RuntimeError, MemoryError) as error:
@@ -99,6 +111,10 @@ class Blocks:
 
 #: All blocks of this process.
 BLOCKS = Blocks()
+
+
+def _is_real(block: torch.Tensor) -> bool:
+    return type(block) is torch.Tensor and block is not NO_BLOCK
 
 
 def _no_room(what: str) -> OffloadError:

@@ -20,7 +20,7 @@ import torch
 from veomni_hook import accelerator
 from veomni_hook.errors import OffloadError
 from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.memory.host import BLOCK, BLOCKS, is_pinned
+from veomni_hook.memory.host import BLOCK, BLOCKS, NO_BLOCK, is_pinned
 
 __all__ = ["LEAST", "Layer", "Moved"]
 
@@ -157,6 +157,8 @@ def _copied(tensor: torch.Tensor, blocks: list[torch.Tensor], *, back: bool) -> 
     Raises:
         OffloadError: a copy failed.
     """
+    if blocks and blocks[0] is NO_BLOCK:
+        return None
     # The bytes in the order in which they lie.
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     home = accelerator.module(tensor.device)

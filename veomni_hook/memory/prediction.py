@@ -15,6 +15,7 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from veomni_hook.accelerator import is_rocm
 from veomni_hook.errors import PredictionError
 from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.guards import module_of, slots_in
 from veomni_hook.memory.fakes import fakes, on, swapped
 from veomni_hook.memory.tracker import Tracker, parts_of
@@ -69,6 +70,8 @@ def predict(
             where=name,
             fix="predict before the weights are distributed or quantised",
         )
+    for slot in _slots_of(model):
+        slot.prepare()  # a first call may do so too late for itself
     accumulating = [weight for weight in model.parameters() if weight.grad is not None]
     device = device or next(model.parameters()).device
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -184,12 +187,16 @@ def _workspaces(device: torch.device) -> int:
     return 2 * (_ON_HOPPER if torch.cuda.get_device_capability(device)[0] == _HOPPER else _ELSEWHERE)
 
 
+def _slots_of(model: nn.Module) -> list[Slot]:
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    homes = {home for kind in kinds if (home := module_of(kind)) is not None}
+    return [slot for home in homes for slot in slots_in(home).values()]
+
+
 @contextmanager
 def _uncounted(model: nn.Module) -> Iterator[None]:
     """Do not count the calls of kernels in the block as calls of ``model``."""
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
-    homes = {home for kind in kinds if (home := module_of(kind)) is not None}
-    slots = [slot for home in homes for slot in slots_in(home).values()]
+    slots = _slots_of(model)
     before = [dict(slot.records) for slot in slots]
     for slot in slots:
         slot.records.clear()

@@ -153,7 +153,8 @@ class Op:
     ops whose sites, at the same module and directly below it, a kernel of this op also computes. ``offers``
     names a function ``(slot, module class)`` that is called for every class whose guard is below another
     decorator: it may add kernels to the implementations that this decorator lets users choose from.
-    ``prepares`` names a function ``(slot)`` that is called when a slot of the op is created.
+    ``prepares`` names a function ``(slot)`` that is called when a slot of the op is created, and before steps
+    are predicted.
     ``bypassed`` names a function ``(owner, variant) -> str | None`` that returns why no call of ``owner``
     gets a kernel under ``auto``; `explain` asks it for modules without a recorded call.
     ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has

@@ -118,10 +118,14 @@ class Slot:
             return True
 
         self._set_apart = answered_while_tracing(set_apart)
-        if (prepares := registry.op(op).prepares) is not None:
-            load_attribute(prepares)(self)
+        self.prepare()
         if STATE.created is not None:
             STATE.created()
+
+    def prepare(self) -> None:
+        """Call what the op declares as ``prepares``, again if something was imported since."""
+        if (prepares := registry.op(self.op).prepares) is not None:
+            load_attribute(prepares)(self)
 
     def __repr__(self) -> str:
         parameters = f", parameters={self.parameters!r}" if self.parameters else ""
