@@ -90,10 +90,11 @@ def facts(model):
 
 def main():
     import veomni_hook.install  # noqa: F401
-    from veomni_hook.memory import host, offload, tiles
+    from veomni_hook.memory import heads, host, offload, tiles
 
     host.BLOCK = offload.BLOCK = 4096
     offload.LEAST = tiles.LEAST = tiles.MULTIPLE = 1
+    heads.MOST = tiles.MOST = 16
     found = {name: facts(model_of(name)) for name in MODELS}
     print(json.dumps(found | {"blocks": host.BLOCKS.held}))
 

@@ -34,10 +34,11 @@ def off(model, expected):
 
 def main():
     import veomni_hook.install  # noqa: F401
-    from veomni_hook.memory import host, offload, parts, tiles
+    from veomni_hook.memory import heads, host, offload, parts, tiles
 
     host.BLOCK = offload.BLOCK = 4096
     offload.LEAST = tiles.LEAST = tiles.MULTIPLE = 1
+    heads.MOST = tiles.MOST = 16
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     ids = torch.randint(1, 96, (4, 24), generator=torch.Generator().manual_seed(1))

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from veomni_hook.kernels.shared.random_numbers import place_of
 from veomni_hook.kernels.shared.repeated import decided
 from veomni_hook.memory import checkpoint, parts
+from veomni_hook.memory.heads import by_heads
 
 __all__ = ["kept"]
 
@@ -42,6 +43,7 @@ def _attend(implementation: Implementation, module: torch.nn.Module, *operands: 
     if layer is None or is_dynamo_compiling() or not torch.is_grad_enabled():
         return implementation(module, *operands, **named)
     results = decided(_Results, lambda: _Results(layer))
+    implementation = partial(by_heads, implementation) if parts.in_force().tiles else implementation
     if not results.noted:
         with _Recorded(results):
             return implementation(module, *operands, **named)
