@@ -187,8 +187,8 @@ def _with_weights(call: _Call, *args: Any) -> Pooled:
 
 @torch.compiler.disable
 def _with_cache(call: _Call, *args: Any) -> Pooled:
-    # Only the cache knows whether a window is full. A second call of a unit of FSDP would be one more than other
-    # processes make: what the first call runs, before the unit lets go of its weights, runs again.
+    # Only the cache knows whether a window is full. A second call of a unit of FSDP would be one more than
+    # other processes make: what the first call runs, before the unit lets go of its weights, runs again.
     hook = call.module.register_forward_hook(partial(_again, call), prepend=True)
     try:
         pooled: Pooled = call.module(*args)
