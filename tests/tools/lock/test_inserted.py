@@ -135,9 +135,9 @@ def test_what_is_inserted_at_the_end_of_a_class_is_no_part_of_the_next_statement
 
 def test_a_neighbour_in_place_of_the_cache_is_told() -> None:
     before = upstreams("qwen3_next")
-    name = CACHE.search(before)
-    assert name is not None
-    swap = {name[0]: "position_ids", "position_ids": name[0]}
+    (found,) = calls("qwen3_next", "sample_boundaries")
+    cache = found["found"]["cache"]
+    swap = {cache: "position_ids", "position_ids": cache}
     after = re.sub(r"\b\w+\b", lambda word: swap.get(word[0], word[0]), before)
     told = [one for one in changes(before, after) if one.kind == "sample_boundaries"]
     assert told and told[0].matters
