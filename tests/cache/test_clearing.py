@@ -182,6 +182,40 @@ def test_publishing_and_clearing_at_once_never_break_each_other(store, publish):
         time.sleep(0.001)  # the moment in which nobody uses the entry
 
 
+def test_an_entry_that_is_published_again_before_it_is_locked_stays(store, publish, monkeypatch):
+    _unused(store, publish)
+    lock = lease._lock
+
+    def late(descriptor: int, *, alone: bool) -> bool:
+        """Another `clear` and a writer come between opening the lock file and locking it."""
+        monkeypatch.setattr(lease, "_lock", lock)
+        assert len(store.clear().removed) == 1
+        publish.hit(store)
+        return lock(descriptor, alone=alone)
+
+    monkeypatch.setattr(lease, "_lock", late)
+    cleared = store.clear()
+    assert not cleared.removed and not cleared.failed
+    assert isinstance(store.lookup(KEY, MODULE), Hit)
+
+
+def test_what_is_published_while_its_folder_is_moved_is_in_use(store, publish, monkeypatch):
+    """Also where what was moved is not taken apart: it holds the lock file that was opened."""
+    _unused(store, publish)
+    lock = lease._lock
+
+    def late(descriptor: int, *, alone: bool) -> bool:
+        monkeypatch.setattr(lease, "_lock", lock)
+        with monkeypatch.context() as kept:
+            kept.setattr(Root, "remove_tree", lambda *_: None)
+            assert len(store.clear().removed) == 1
+        return lock(descriptor, alone=alone)
+
+    monkeypatch.setattr(lease, "_lock", late)
+    publish.hit(store)
+    assert len(store.clear().in_use) == 1
+
+
 def test_a_folder_of_keys_that_is_removed_before_each_write_is_made_again(store, publish, monkeypatch):
     make_folders = Root.make_folders
     left = iter(range(15))

@@ -83,13 +83,17 @@ torch.nn.init.normal_(router.weight)
 x = torch.randn(5, 32)
 with torch.autocast("cpu", torch.bfloat16):
     logits, *_ = router(x)
-print(json.dumps({"dtype": str(logits.dtype), "far": (logits - x @ router.weight.T).abs().max().item(),
+expected = x @ router.weight.T
+if affected:
+    expected = expected.softmax(-1)
+print(json.dumps({"dtype": str(logits.dtype), "far": (logits - expected).abs().max().item(),
                   "route": "moe_router/" in str(veomni_hook.explain(model))}))
 """
 
 
 def test_logits_in_float32_under_autocast(tmp_path):
     fixes = ({}, {"VEOMNI_PATCHES": "veomni_hook.patches.fixes.router_in_float32"})
-    plain, fixed = (facts(p) for p in [started("-c", UNDER_AUTOCAST, cache=tmp_path, **fix) for fix in fixes])
+    script = f"affected = {AFFECTED}\n{UNDER_AUTOCAST}"
+    plain, fixed = (facts(p) for p in [started("-c", script, cache=tmp_path, **fix) for fix in fixes])
     assert plain["far"] > 1e-3 and plain["route"]
     assert fixed["dtype"] == "torch.float32" and fixed["far"] < 1e-5 and fixed["route"]

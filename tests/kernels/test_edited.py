@@ -32,7 +32,7 @@ EDITS = {
     "Qwen3Attention.forward": (".transpose(1, 2)\n", ".transpose(1, 2) * 1.5\n"),
     "Qwen3RMSNorm.forward": ("hidden_states.to(input_dtype)", "hidden_states.to(input_dtype) * 2"),
     "Qwen3DecoderLayer.forward": ("residual + hidden_states", "residual + 0.5 * hidden_states"),
-    "Qwen3ForCausalLM.forward": ("self.lm_head(hidden_states)", "self.lm_head(hidden_states) * 0.5"),
+    "Qwen3ForCausalLM.forward": ("= self.lm_head(", "= 0.5 * self.lm_head("),
     "Qwen3MoeExperts.forward": (".act_fn(gate) * up", ".act_fn(gate) * up * 2"),
     "Qwen3MoeTopKRouter.forward": ("softmax(router_logits,", "softmax(router_logits * 3,"),
     "Qwen3MoeForCausalLM.forward": ("loss += self.router", "loss += 5 * self.router"),

@@ -18,10 +18,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processes import environment
+from veomni_hook.patches import expert_release
 
 ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("rank_server.py")
+#: What needs experts that processes divide.
+DIVIDED = pytest.mark.skipif(
+    not expert_release.divides_experts(), reason=f"needs transformers {expert_release.LEAST}"
+)
 #: The modeling modules that cases use: patched before, not while sizes are told.
 FAMILIES = (
     "llama", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "mamba2", "longcat_flash",

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.parallel.ranks import ROOT
+from tests.parallel.ranks import DIVIDED, ROOT
 from tests.processes import outputs, started
 
 SEQUENCES = ["plain_loop.py", "trainer.py", "accelerate_loop.py"]
@@ -28,6 +28,7 @@ def test_two_processes_share_sequences(ranks, tmp_path, script):
     assert together == pytest.approx(losses(ranks, tmp_path, script, 1, ""), rel=1e-4)
 
 
+@DIVIDED
 def test_two_processes_share_experts(ranks, tmp_path):
     together = losses(ranks, tmp_path, "experts.py", 2, "ep=2")
     assert together == pytest.approx(losses(ranks, tmp_path, "experts.py", 1, ""), rel=1e-4)
@@ -40,7 +41,9 @@ def test_those_tests_can_fail(ranks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "setting"), [(SEQUENCES[0], "sp=2"), ("experts.py", "ep=2")])
+@pytest.mark.parametrize(
+    ("script", "setting"), [(SEQUENCES[0], "sp=2"), pytest.param("experts.py", "ep=2", marks=DIVIDED)]
+)
 def test_under_torchrun(tmp_path, script, setting):
     output = tmp_path / "losses.json"
     path = ROOT / "examples" / "parallel" / script

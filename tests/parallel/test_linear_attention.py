@@ -8,6 +8,8 @@ processes.
 from importlib.util import find_spec
 
 import pytest
+import transformers
+from packaging.version import Version
 from transformers.integrations import hub_kernels
 
 from tests.parallel.test_models import check
@@ -16,11 +18,13 @@ UPSTREAMS = ["plain/15", "padded/13/checkpoint=", "plain/4"]
 PACKED = ["packed/15/checkpoint=reentrant", "packed/12", "packed/21"]
 #: Before 5.17, layers hold the functions that they call, and the convolutions of olmo_hybrid are classes.
 HELD = not hasattr(hub_kernels, "use_kernel_func_from_hub_with_fallback")
+RELEASE = Version(transformers.__version__)
+DIVIDED = pytest.mark.skipif(RELEASE < Version("5.9"), reason="before 5.9 its form is refused")
 QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 OTHERS = ("olmo_hybrid", "kimi_linear", "bailing_hybrid")
 FAMILIES = [
     *(each for each in OTHERS if find_spec(f"transformers.models.{each}") is not None and not HELD),
-    *(each if HELD else pytest.param(each, marks=pytest.mark.slow) for each in QWEN),
+    *(pytest.param(each, marks=DIVIDED if HELD else pytest.mark.slow) for each in QWEN),
 ]
 
 
@@ -63,9 +67,11 @@ def test_refusals(facts, name, parts):
 
 
 def test_a_rule_gets_whole_sequences_and_a_share_of_the_heads(facts):
+    # In 5.17 the layer repeats key heads in front of its rule.
+    keys = 2 if RELEASE < Version("5.23") else 1
     # Key heads 2, value heads 4; 15 positions and a copy of the last; bfloat16 with decays in float32, as mixed precision has them.
     assert facts["seen"] == {
-        "shapes": [[2, 16, 1, 6], [2, 16, 2, 4], [2, 16, 2]],
+        "shapes": [[2, 16, keys, 6], [2, 16, 2, 4], [2, 16, 2]],
         "dtypes": ["torch.bfloat16", "torch.float32"],
     }
 

@@ -1,10 +1,13 @@
 """A change of one line is found: by each kind of check, for each step of the exchange."""
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from tests.parallel.test_sparse import needs
 
 CLOSE = 1e-5
+EARLY = Version(transformers.__version__) < Version("5.9")
 PADDED, UNREAD = "qwen3/sdpa/padded/15", "llama/sdpa/packed/15/unread"
 CHECKPOINT = "llama/eager/padded/13/checkpoint="
 RULES = "qwen3_next/sdpa/plain/15"
@@ -107,6 +110,8 @@ def test_a_change_of_one_line_is_found(ranks, tmp_path, name):
     sizes = "sp=2" if check in ("model", "tower") else ""
     if check == "model":
         needs(given.partition("/")[0])
+    if EARLY and (check in ("tower", "norm") or given.startswith("qwen3_next/")):
+        pytest.skip("before 5.9 processes cannot share it")
     told = ranks.run(
         "mutants:facts", 4 if check == "norm" else 2, sizes, mutation=mutation, check=check, given=given,
         folder=str(tmp_path),

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.parallel.ranks import DIVIDED
+
 
 @pytest.mark.parametrize(
     "checkpointing",
@@ -14,6 +16,7 @@ def test_shared_sequences_get_the_positions_of_whole_routes(ranks, checkpointing
         assert found["tokens"] == [14, 14] and found["entropy"] < 1e-5
 
 
+@DIVIDED
 @pytest.mark.parametrize("checkpointing", ["plain", pytest.param("reentrant", marks=pytest.mark.slow)])
 def test_experts_on_two_processes_get_given_tokens(ranks, checkpointing):
     folder = ranks.folder / "routes"

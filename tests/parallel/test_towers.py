@@ -6,6 +6,7 @@ from packaging.version import Version
 
 CLOSE = 1e-5
 RELEASE = Version(transformers.__version__)
+ASKED = pytest.mark.skipif(RELEASE < Version("5.9"), reason="the model asks its tower for no hidden states")
 WHOLE = {"images": [136], "two images": [40], "image": [24], "text": [], "video": [24, 48]}
 
 
@@ -75,7 +76,9 @@ class TestSpecialCases:
             assert found["recomputed"][reentrant]["worst"] < CLOSE
             assert set(found["recomputed"][reentrant]["rows"]) == {own}
 
-    @pytest.mark.parametrize("name", ["hidden_states_of_layers", "a_layer_of_the_user"])
+    @pytest.mark.parametrize(
+        "name", [pytest.param("hidden_states_of_layers", marks=ASKED), "a_layer_of_the_user"]
+    )
     def test_layers_that_are_captured_or_replaced_are_not_split(self, told, name):
         for found in told:
             assert found[name]["rows"] == [136] and found[name]["worst"] < CLOSE

@@ -8,16 +8,17 @@ pytestmark = pytest.mark.skipif(
     find_spec("transformers.models.deepseek_v4") is None, reason="the model is new in 5.9"
 )
 CASES = {
-    "short": ([[12], [2]], ""),
-    "packed": ([[12], [1, 1]], ""),
-    "a unit of its own": ([[12], [1]], "compressor"),
+    "short": ([[12], [2]], "", False),
+    "packed": ([[12], [1, 1]], "", False),
+    "a unit of its own": ([[12], [1]], "compressor", False),
+    "a unit of its own, with a cache": ([[12], [1]], "compressor", True),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_without_a_full_window_take_part(ranks, case):
-    lengths, unit = CASES[case]
-    for told in ranks.run("window_cases:facts", 2, lengths=lengths, unit=unit):
+    lengths, unit, use_cache = CASES[case]
+    for told in ranks.run("window_cases:facts", 2, lengths=lengths, unit=unit, use_cache=use_cache):
         assert told["worst"] < 1e-5
         assert told["pooled"] == 8  # of two layers: two projections, the bias and the norm
 

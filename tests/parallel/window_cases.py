@@ -26,12 +26,12 @@ def made() -> Any:
     return model
 
 
-def gradients(model: Any, lengths: list[int]) -> dict[str, torch.Tensor]:
+def gradients(model: Any, lengths: list[int], *, use_cache: bool = False) -> dict[str, torch.Tensor]:
     """Return the gradients of a row of samples."""
     torch.manual_seed(1)
     ids = torch.randint(3, VOCABULARY, (1, sum(lengths)))
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    model(input_ids=ids, position_ids=positions, labels=ids, use_cache=False).loss.backward()
+    model(input_ids=ids, position_ids=positions, labels=ids, use_cache=use_cache).loss.backward()
     return {
         name: each.grad.full_tensor() if isinstance(each.grad, DTensor) else each.grad
         for name, each in model.named_parameters()
@@ -39,12 +39,13 @@ def gradients(model: Any, lengths: list[int]) -> dict[str, torch.Tensor]:
     }
 
 
-def facts(lengths: list[list[int]], unit: str = "") -> dict[str, Any]:
+def facts(lengths: list[list[int]], unit: str = "", *, use_cache: bool = False) -> dict[str, Any]:
     """Return how far gradients are from the mean of what one process computes of the samples of all.
 
     Args:
         lengths: of the samples in the row of each process.
         unit: the attribute of attention that is a unit by itself, or empty.
+        use_cache: whether the model makes a cache.
     """
     model = made()
     alone = [gradients(copy.deepcopy(model), row) for row in lengths]
@@ -55,5 +56,5 @@ def facts(lengths: list[list[int]], unit: str = "") -> dict[str, Any]:
             fully_shard(part)
         fully_shard(layer)
     fully_shard(model)
-    found = gradients(model, lengths[distributed.get_rank()])
+    found = gradients(model, lengths[distributed.get_rank()], use_cache=use_cache)
     return {"worst": small.worst(found, means)[0], "pooled": sum("compressor" in name for name in found)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -198,7 +199,8 @@ def test_a_site_is_missed_with_a_reason_or_lost():
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """Two modules of the installed release, without what all kinds must know of the others."""
-    modules = [f"transformers.models.{name}.modeling_{name}" for name in ("qwen3", "olmo_hybrid")]
+    hybrid = "olmo_hybrid" if find_spec("transformers.models.olmo_hybrid") else "qwen3_next"
+    modules = [f"transformers.models.{name}.modeling_{name}" for name in ("qwen3", hybrid)]
     made = Rehearsal(Release.at(None), modules, 3, 1, 0, tmp_path_factory.mktemp("rehearsal"))
     made.facts = Facts(names={"past_key_values": "memory", "labels": "truths"}, foreign={"is_causal"})
     return made

@@ -40,12 +40,11 @@ def share(root: Root, entry: str, *, create: bool = False) -> int:
     descriptor = root.open_file(f"{entry}/{LOCK_NAME}", create=create)
     try:
         _lock(descriptor, alone=False)
-        # The entry was removed before we got the lock.
-        removed = os.fstat(descriptor).st_nlink == 0
+        present = _is_lock_of(root, entry, descriptor)
     except OSError as error:
         os.close(descriptor)
         raise Vanished(f"{root.full(entry)} is just being removed ({error.strerror})") from error
-    if removed:
+    if not present:
         os.close(descriptor)
         raise Vanished(f"{root.full(entry)} was just removed")
     return descriptor
@@ -60,12 +59,16 @@ def claim(root: Root, entry: str) -> int | None:
     try:
         if not _lock(descriptor, alone=True):
             raise InUse("this file system has no locks, so it is unknown whether the entry is in use")
+        present = _is_lock_of(root, entry, descriptor)
     except OSError as error:
         os.close(descriptor)
         raise InUse("a running process uses it") from error
     except InUse:
         os.close(descriptor)
         raise
+    if not present:
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "another `clear` was faster", root.full(entry))
     return descriptor
 
 
@@ -82,6 +85,14 @@ def release(root: str) -> None:
     for key, (descriptor, holder) in list(_held.items()):
         if holder == root and _held.pop(key, None) is not None:
             os.close(descriptor)
+
+
+def _is_lock_of(root: Root, entry: str, descriptor: int) -> bool:
+    """Whether a lock file is still the entry's: `clear` may have moved it before we got the lock."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), root.status(f"{entry}/{LOCK_NAME}"))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(descriptor: int, *, alone: bool) -> bool:

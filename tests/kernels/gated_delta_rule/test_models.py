@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import nn
 from transformers.integrations import hub_kernels
 
@@ -24,6 +26,9 @@ from veomni_hook.tools.report.explanation import explain
 
 #: Releases before 5.17 have no such decorator: layers hold a package's functions, or transformers' own.
 DECORATOR = getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)
+HANDED = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.9"), reason="no layer of this release takes boundaries"
+)
 HELD = {"torch_chunk_gated_delta_rule": "chunk_gated_delta_rule"}
 HYBRID = {
     **SIZES,
@@ -146,6 +151,7 @@ def agree(found, expected, tolerance=2e-5):
         close(found[1][name], truth, 5 * tolerance)
 
 
+@HANDED
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_samples_are_separate_ones(family, pairs):
@@ -173,6 +179,7 @@ def test_rows_that_are_said_to_be_one_sample(pairs):
             close(ours(ids(2, 9), use_cache=False, **given).logits, expected, 1e-5)
 
 
+@HANDED
 def test_a_state_of_a_cache_is_not_shared_by_samples(pairs):
     _, ours = pairs("qwen3_next")
     home, layer = sys.modules[type(ours).__module__], ours.model.layers[0].linear_attn
@@ -186,6 +193,7 @@ def test_a_state_of_a_cache_is_not_shared_by_samples(pairs):
     assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)"
 
 
+@HANDED
 def test_rows_of_packed_samples(pairs):
     _, ours = pairs("qwen3_5")
     rows = ids(2, 12)
@@ -219,6 +227,7 @@ def test_rows_of_one_sample_are_upstreams(family, dtype, pairs):
         agree(step(ours, [call]), step(theirs, [call]), tolerance)
 
 
+@HANDED
 def test_checkpoints_recompute_with_the_same_boundaries(pairs):
     _, ours = pairs("qwen3_5")
     call = {"input_ids": ids(), **BY["positions"]}
@@ -227,6 +236,7 @@ def test_checkpoints_recompute_with_the_same_boundaries(pairs):
     agree(step(ours, [call]), expected, 1e-6)
 
 
+@HANDED
 def test_boundaries_are_found_once_a_call(pairs, monkeypatch):
     _, ours = pairs("qwen3_5")
     found = []
@@ -263,6 +273,7 @@ def test_padding_within_a_prompt_is_no_sample(family, pairs):
     close(torch.stack(generated.logits), torch.stack(expected.logits), 1e-5)
 
 
+@HANDED
 def test_a_cache_that_begins_with_packed_samples_holds_the_last_one(pairs):
     _, ours = pairs("qwen3_5")
     row = ids(1, 30)
@@ -276,6 +287,7 @@ def test_a_cache_that_begins_with_packed_samples_holds_the_last_one(pairs):
         ours(row, past_key_values=packed, cu_seq_lens_q=torch.tensor([0, 20, 30]), use_cache=True)
 
 
+@HANDED
 @pytest.mark.parametrize("given", BY)
 @pytest.mark.parametrize("op", ["causal_conv", "gated_delta_rule"])
 def test_without_a_kernel_packed_samples_are_an_error(op, given, pairs):
@@ -320,6 +332,7 @@ def package(pairs, monkeypatch, put):
     return install
 
 
+@HANDED
 def test_a_package_that_takes_boundaries_gets_them(package):
     seen = []
 
@@ -345,6 +358,7 @@ def test_a_package_that_takes_boundaries_gets_them(package):
     assert not seen
 
 
+@HANDED
 def test_a_package_with_numbers_of_samples_gets_these(package):
     seen = []
 
@@ -371,6 +385,7 @@ def test_a_package_without_boundaries_is_an_error(package):
         assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)"
 
 
+@HANDED
 def test_a_replaced_function_is_called_and_cannot_leak(pairs, put):
     _, ours = pairs("qwen3_next")
     seen = []
@@ -387,6 +402,7 @@ def test_a_replaced_function_is_called_and_cannot_leak(pairs, put):
     assert caught.value.fix.startswith("restore upstream's function, or give yours a parameter cu_seqlens")
 
 
+@HANDED
 @pytest.mark.parametrize("name", ["torch_chunk_gated_delta_rule", "causal_conv1d_fn"])
 def test_a_function_around_upstreams_is_no_proof(name, pairs, put):
     """In 5.9 and 5.17 upstream's functions take boundaries and ignore them."""
@@ -406,6 +422,7 @@ def test_a_function_around_upstreams_is_no_proof(name, pairs, put):
         assert caught.value.what.endswith(f"{caller}{own}") and "wrapped" not in str(caught.value)
 
 
+@HANDED
 def test_a_function_with_boundaries_of_its_own_gets_them(pairs, put):
     _, ours = pairs("qwen3_next")
 
@@ -417,6 +434,7 @@ def test_a_function_with_boundaries_of_its_own_gets_them(pairs, put):
     close(ours(ids(), use_cache=False, **BY["positions"]).logits, expected, 1e-4)
 
 
+@HANDED
 @pytest.mark.parametrize("given", BY)
 def test_a_forward_that_drops_boundaries_is_an_error(given, pairs, monkeypatch):
     _, ours = pairs("qwen3_next")

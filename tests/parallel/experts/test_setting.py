@@ -3,7 +3,10 @@
 import pytest
 
 from tests.parallel.experts.test_models import CLOSE
+from tests.parallel.ranks import DIVIDED
 from veomni_hook.patches import expert_release
+
+pytestmark = DIVIDED
 
 
 @pytest.mark.sample(1)

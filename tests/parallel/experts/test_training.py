@@ -2,6 +2,9 @@
 
 import pytest
 
+from tests.parallel.ranks import DIVIDED
+
+pytestmark = DIVIDED
 CLOSE = 1e-5
 
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 from torch import nn
-from transformers.models.deepseek_v4 import modeling_deepseek_v4 as upstream
 
 from tests.patches.idioms.applied import IMPORTS, compared, sites_of, spliced
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms.hyper_connection import find, mixed
 from veomni_hook.patches.site import Status
 
+upstream = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4", reason="new in 5.9")
 HEAD = f"{IMPORTS}\n\n"
 CONFIG = SimpleNamespace(hc_mult=4, hc_sinkhorn_iters=3, hc_eps=1e-3, hidden_size=10, rms_norm_eps=1e-5)
 NORM = upstream.DeepseekV4UnweightedRMSNorm

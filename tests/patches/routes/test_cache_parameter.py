@@ -3,6 +3,8 @@
 import re
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from tests.patches.upstream import source_of
 from veomni_hook.patches.code.document import Document
@@ -15,7 +17,7 @@ HEAD = """
 from ...cache_utils import Cache, DynamicCache as Growing
 class Own(Cache): ...
 class Plain:
-    def update(self): ...
+    def update(self): return self.get_seq_length()
 class Other(nn.Module): ...
 """
 FORMS = {
@@ -32,6 +34,8 @@ FORMS = {
 #: What 5.23 and 5.24 call it. `shard` has a parameter of one of these names.
 NAME = re.compile(r"\b(past_key_values|cache_params|(?<!, )cache)\b")
 WITHOUT = [("llama", sample_boundaries), ("mamba2", layer_loop)]
+if Version(transformers.__version__) < Version("5.9"):  # recurrent layers of a form that is refused
+    WITHOUT.append(("qwen3_next", layer_loop))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -56,8 +60,7 @@ def test_a_renamed_cache_is_handed_on(idiom, family):
 
 def test_a_model_with_two_caches_is_a_miss():
     source = source_of("qwen3_next").replace(
-        "use_cache: bool | None = None,\n        **kwargs",
-        "use_cache: bool | None = None, other: Cache = None,\n        **kwargs",
+        "use_cache: bool | None = None,\n", "use_cache: bool | None = None, other: Cache = None,\n"
     )
     sites = [
         site for site in sample_boundaries.find(ModuleView(Document(source))) if site.status.name == "MISSED"

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,9 +159,15 @@ def test_a_peak_is_above_what_was_there_before() -> None:
     assert held.nbytes <= peak_bytes(lambda: held + 1, "cpu") < held.nbytes + 1000
 
 
+#: Benchmarks whose upstream code is a family's that not every release has.
+FAMILY = {"gated_delta_rule_channels": "kimi_linear"}
+
+
 @pytest.mark.parametrize("op", benchmarks())
 def test_every_op_has_problems_whose_sides_agree(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(op.startswith(name) for name in registry.ops())
+    if (family := FAMILY.get(op)) and find_spec(f"transformers.models.{family}") is None:
+        pytest.skip(f"this release has no {family}")
     module = import_module(benchmarks()[op])
     monkeypatch.setattr(module, "_CPU", (small(module._CPU[0]),))
     found = list(problems(op, "cpu"))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch.nn import functional
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.causal_conv import torch as of_torch
@@ -50,8 +51,13 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 def _upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     from transformers.models.qwen3_next.modeling_qwen3_next import causal_conv1d_fn
 
-    output: torch.Tensor = causal_conv1d_fn(x.transpose(1, 2), weight, activation="silu")
-    return output.transpose(1, 2)
+    x = x.transpose(1, 2)
+    if causal_conv1d_fn is None:  # the layer of early releases, where no package is installed
+        channels, taps = weight.shape
+        output = functional.conv1d(x, weight[:, None], padding=taps - 1, groups=channels)
+        return functional.silu(output[..., : x.shape[2]]).transpose(1, 2)
+    fused: torch.Tensor = causal_conv1d_fn(x, weight, activation="silu")
+    return fused.transpose(1, 2)
 
 
 def _depthwise(

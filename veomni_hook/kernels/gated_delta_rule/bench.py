@@ -98,10 +98,14 @@ def problem(
     )
 
 
-def _upstream(*operands: torch.Tensor) -> torch.Tensor:
+def _upstream(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: torch.Tensor
+) -> torch.Tensor:
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-    output, _ = torch_chunk_gated_delta_rule(*operands, use_qk_l2norm_in_kernel=True)
+    # In early releases the layer does this, later the function.
+    query, key = (heads.repeat_interleave(value.shape[2] // heads.shape[2], 2) for heads in (query, key))
+    output, _ = torch_chunk_gated_delta_rule(query, key, value, *rest, use_qk_l2norm_in_kernel=True)
     assert isinstance(output, torch.Tensor)  # noqa: S101
     return output
 

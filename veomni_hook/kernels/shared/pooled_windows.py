@@ -178,26 +178,41 @@ def _joined(
 
 
 def _with_weights(call: _Call, *args: Any) -> Pooled:
-    """Call the module; where no window is full and other processes wait for its weights, with padding.
+    """Call the module; where no window is full and other processes wait for its weights, with padding."""
+    if args[0].shape[1] < call.size and _is_awaited(call.module):
+        return _padded(call, call.module, args) if call.cache is None else _with_cache(call, *args)
+    pooled: Pooled = call.module(*args)
+    return pooled
 
-    Only without a cache its positions alone say that: then it is called once, as in the other processes.
-    """
+
+@torch.compiler.disable
+def _with_cache(call: _Call, *args: Any) -> Pooled:
+    # Only the cache knows whether a window is full. A second call of a unit of FSDP would be one more than
+    # other processes make: what the first call runs, before the unit lets go of its weights, runs again.
+    hook = call.module.register_forward_hook(partial(_again, call), prepend=True)
+    try:
+        pooled: Pooled = call.module(*args)
+    finally:
+        hook.remove()
+    return pooled
+
+
+def _again(call: _Call, module: nn.Module, args: tuple[Any, ...], pooled: Pooled) -> Pooled:
+    return pooled if pooled[0].shape[2] else _padded(call, module.forward, args)
+
+
+def _padded(call: _Call, function: Callable[..., Pooled], args: tuple[Any, ...]) -> Pooled:
+    """Return no keys, on a path of gradients, which are zero; the cache stays as it is."""
     positions = args[0].shape[1]
-    lacks = call.cache is None and positions < call.size
-    if not (lacks and _is_awaited(call.module)):
-        keys, bias = call.module(*args)
-        if call.cache is None or keys.shape[2] or not _is_awaited(call.module):
-            return keys, bias
     padded = [
-        functional.pad(value, (*(0, 0) * (value.dim() - 2), 0, max(call.size - positions, 0)))
+        functional.pad(value, (*(0, 0) * (value.dim() - 2), 0, call.size - positions))
         if _has_positions(value, positions)
         else None
         if value is call.cache
         else value
         for value in args
     ]
-    # No keys: a path of gradients, which are zero.
-    return call.module(*padded)[0][:, :, :0], None
+    return function(*padded)[0][:, :, :0], None
 
 
 def _has_positions(value: object, positions: int) -> bool:

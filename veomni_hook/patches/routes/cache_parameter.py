@@ -74,8 +74,9 @@ def _asked(view: ModuleView) -> set[str]:
     """The parameters that functions of a module use as a cache, and the names that are handed on to those."""
     asked = set[str]()
     handed: list[tuple[str, str]] = []
-    for _, _, function in view.every_function():
-        own = {parameter.arg for parameter in parameters(function)}
+    for _, owner, function in view.every_function():
+        # Not the object whose method it is: a module may define a class of caches.
+        own = {parameter.arg for parameter in parameters(function)[owner is not None :]}
         for node in walk_ast(function):
             if not isinstance(node, ast.Call):
                 continue
