@@ -9,7 +9,7 @@ Whole models in bfloat16, weights and gradients on the GPU, the states of the op
 ``VEOMNI_MEMORY=checkpoint,offload,tiles``. The longest sequence is predicted and then trained: with some of
 the layers, so that it ends in time, and an allocation in place of the weights and gradients of the others.
 What layers keep is on the host, so the GPU needs no more for more of them; what the host needs for all of
-them is printed.
+them is printed. No optimizer runs. Use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 }
 
 
-def built(name: str, device: str, layers: int | None = None, **changes: Any) -> Any:
+def built(name: str, device: str, layers: int | None = None) -> Any:
     """Return a model in training mode; ``layers``: in place of its own number."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind, fields, adapters = MODELS[name]
-    fields = fields | changes | ({"num_hidden_layers": layers} if layers else {})
+    fields = fields | ({"num_hidden_layers": layers} if layers else {})
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields), dtype=torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -95,6 +96,57 @@ def test_what_is_drawn_behind_attention_is_the_same_again(setting):
     torch.manual_seed(3)
     found = step(stack, x, checkpoint.run)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class Backward(torch.autograd.Function):
+    """Notes when a backward passes."""
+
+    @staticmethod
+    def forward(ctx, x, note):
+        ctx.note = note
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.note()
+        return dy, None
+
+
+@pytest.mark.parametrize("has_attention", [True, False])
+def test_what_a_layer_keeps_comes_back_behind_the_mlp_of_the_next_one(monkeypatch, has_attention):
+    parts.tell("checkpoint,offload")
+    stack, told = Stack(), []
+    stack = kept_attention(stack) if has_attention else stack
+    fetch = offload.Moved.fetch
+
+    def noted(moved):
+        if moved.tensor is None:
+            told.append("fetch")
+        fetch(moved)
+
+    monkeypatch.setattr(offload.Moved, "fetch", noted)
+    for number, layer in enumerate(stack.layers):
+        note = partial(told.append, number)
+        layer.mlp.register_forward_hook(lambda _, __, y, note=note: Backward.apply(y, note))
+    step(stack, inputs(), checkpoint.run)
+    before = told[: told.index(1)].count("fetch"), told[told.index(2) :].index("fetch")
+    in_all = told.count("fetch")
+    # Until the second layer's MLP: what the last two keep. Behind the last one's MLP: what the second keeps.
+    assert before[0] <= 2 * in_all // 3 and before[1] > 0
+    assert ("fetch" in told[told.index(2) : told.index(1)]) is has_attention
+
+
+def test_blocks_of_page_locked_memory_are_counted_where_none_is_allocated():
+    held = host.BLOCKS.held
+    with host.BLOCKS.set_aside():
+        blocks = host.BLOCKS.take(3 * host.BLOCK, most=3 * host.BLOCK, pinned=True)
+        assert host.BLOCKS.held == 3 and all(block is host.NO_BLOCK for block in blocks)
+        with pytest.raises(OffloadError):
+            host.BLOCKS.take(1, most=3 * host.BLOCK, pinned=True)
+        host.BLOCKS.give_back(blocks[:1])
+        host.BLOCKS.take(1, most=3 * host.BLOCK, pinned=True)
+    host.BLOCKS.give_back(blocks)
+    assert host.BLOCKS.held == held and not any(block is host.NO_BLOCK for block in host.BLOCKS._free)
 
 
 def test_host_memory_is_used_again_and_given_back():

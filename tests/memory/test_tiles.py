@@ -145,3 +145,9 @@ def test_where_it_does_not_run_in_tiles():
     plain = Tiled()
     plain(inputs())
     assert plain.calls == 1
+
+
+def test_tiles_of_long_sequences_do_not_grow():
+    x, wide = (torch.empty(shape, device="meta") for shape in ((1, 100_000, WIDTH), (6 * WIDTH, WIDTH)))
+    assert tiles._rows(x, [wide]) <= tiles.MOST
+    assert tiles._rows(x[:, :12], [wide]) == 4  # three tiles, whose results are twice as large as x

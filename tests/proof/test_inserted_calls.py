@@ -10,6 +10,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
+from tests.patches.upstream import HANDED
 from tests.proof.compare import Differs
 from tests.proof.inserted_calls import Checker, checked, mutants
 from tests.proof.recogniser import routed_in
@@ -21,7 +22,6 @@ from veomni_hook.patches.routes.view import ModuleView
 #: A cache's names up to transformers 5.23, and since.
 NAME = re.compile(r"\b(past_key_values|cache_params|cache)\b")
 EARLY = Version(transformers.__version__) < Version("5.9")
-HANDED = pytest.mark.skipif(EARLY, reason="no layer of this release takes boundaries")
 OWN = pytest.mark.skipif(
     EARLY, reason="the cache of this release's mamba2 has methods that no other cache has"
 )

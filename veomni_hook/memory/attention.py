@@ -44,11 +44,12 @@ def _attend(implementation: Implementation, module: torch.nn.Module, *operands: 
         return implementation(module, *operands, **named)
     results = decided(_Results, lambda: _Results(layer))
     implementation = partial(by_heads, implementation) if parts.in_force().tiles else implementation
-    if not results.noted:
-        with _Recorded(results):
+    if results.noted:
+        with _Replayed(results):
             return implementation(module, *operands, **named)
-    with _Replayed(results):
+    with _Recorded(results):
         computed = implementation(module, *operands, **named)
+    # Here, not in the recomputation: gradients go through the graph of the forward.
     for tensor in tree_leaves(computed):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             tensor.register_hook(lambda _: layer.attended())  # type: ignore[no-untyped-call]

@@ -8,7 +8,6 @@ Parts are added, never taken back.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,11 +26,11 @@ from veomni_hook.errors import OffloadError, PredictionError, VeomniHookWarning
 from veomni_hook.memory import parts
 from veomni_hook.memory.host import free_bytes
 from veomni_hook.memory.lengths import shape_of
-from veomni_hook.memory.prediction import arguments_of, predict
+from veomni_hook.memory.prediction import arguments_of, optimizer_of, predict
 from veomni_hook.memory.remedies import checkpoint_layers, layers_of, with_setting
 from veomni_hook.sizes import readable
 
-__all__ = ["SHARE", "bytes_for_steps", "chosen_for", "keep"]
+__all__ = ["SHARE", "chosen_for", "keep"]
 
 #: Of a device's memory: the rest is for its context, fragments of the allocator, and what is not predicted.
 SHARE = 0.95
@@ -115,7 +114,7 @@ def _chosen(model: nn.Module, batch: Mapping[str, Any], budget: int) -> str:
     if parts.is_shared():
         raise PredictionError("processes share this model's sequences or experts", where="", fix="")
     device = next(model.parameters()).device
-    optimizer = _optimizer_of(model)
+    optimizer = optimizer_of(model)
     most = _capacity(model, batch, optimizer, device, budget)
     twin = optimizer if type(optimizer).__module__.startswith("torch.optim") else _adamw(model)
     peaks: dict[str, int] = {}
@@ -129,13 +128,14 @@ def _chosen(model: nn.Module, batch: Mapping[str, Any], budget: int) -> str:
             raise
         if peaks[text] <= most:
             break
-    text = min(peaks, key=lambda text: (peaks[text] > most and peaks[text], [*peaks].index(text)))
+    fitting = [text for text, peak in peaks.items() if peak <= most]
+    text = fitting[0] if fitting else min(peaks, key=peaks.__getitem__)
     if text:
         _apply(model, text)
     rows, tokens = shape_of(batch)
     tried = ", ".join(f"{readable(peak)} {_words(text)}" for text, peak in peaks.items())
     sentence = f"{type(model).__name__}, {rows} x {tokens:,} tokens, of {readable(most)}: {tried}"
-    if peaks[text] > most:
+    if not fitting:
         sentence += "; nothing fits"
         warnings.warn(
             f"VEOMNI_MEMORY: {sentence}: use shorter sequences, more GPUs, or adapters",
@@ -160,19 +160,6 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[
 def _apply(model: nn.Module, text: str) -> None:
     parts.choose(text)
     checkpoint_layers(layers_of(model))
-
-
-def _optimizer_of(model: nn.Module) -> Optimizer | None:
-    """Return an optimizer that trains weights of ``model``; None: the script has none yet."""
-    own = {id(weight) for weight in model.parameters()}
-    for candidate in gc.get_objects():
-        # By type: asking some objects for their class runs their code. Wrappers have no groups of their own.
-        if issubclass(type(candidate), Optimizer) and "param_groups" in vars(candidate):
-            optimizer: Optimizer = candidate
-            weights = [id(weight) for group in optimizer.param_groups for weight in group["params"]]
-            if weights and own.issuperset(weights):
-                return optimizer
-    return None
 
 
 def _adamw(model: nn.Module) -> Optimizer | None:
@@ -201,13 +188,8 @@ def _capacity(
         *(value for values in states for value in values),
     ]
     others: int = max(0, home.memory_allocated(device) - _bytes(own, device))
-    return int(SHARE * (budget or bytes_for_steps(device))) - others
-
-
-def bytes_for_steps(device: torch.device) -> int:
-    """Return the bytes of a GPU that this process has or can have."""
-    home = accelerator.module(device)
-    return int(home.mem_get_info(device)[0] + home.memory_reserved(device))
+    available = home.mem_get_info(device)[0] + home.memory_reserved(device)
+    return int(SHARE * (budget or available)) - others
 
 
 def _bytes(values: Iterable[Any], device: torch.device) -> int:

@@ -67,6 +67,6 @@ def _differ(module: nn.Module, heads: int, *others: Any, dropout: Any = None, **
     yield bool(dropout) and module.training
     yield any(weight is not None and weight.shape == (heads,) for weight in module._parameters.values())
     for operand in (*others, *named.values()):
-        if isinstance(operand, torch.Tensor):
-            yield operand.dtype.is_floating_point and operand.dim() != 4
-            yield operand.dim() == 4 and operand.shape[1] != 1
+        shape: tuple[int, ...] = getattr(operand, "shape", ())  # of masks that are no tensors, too
+        yield len(shape) == 4 and shape[1] != 1
+        yield len(shape) != 4 and isinstance(operand, torch.Tensor) and operand.dtype.is_floating_point

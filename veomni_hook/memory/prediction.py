@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from veomni_hook.kernels.slot.guards import module_of, slots_in
 from veomni_hook.memory.fakes import fakes, on, swapped
 from veomni_hook.memory.tracker import Tracker, parts_of
 
-__all__ = ["Prediction", "arguments_of", "predict", "step_of"]
+__all__ = ["Prediction", "arguments_of", "optimizer_of", "predict", "step_of"]
 
 WEIGHTS, BUFFERS, GRADIENTS, OPTIMIZER, INPUTS = "weights", "buffers", "gradients", "optimizer", "inputs"
 WORKSPACES = "workspaces of cuBLAS"
@@ -108,6 +109,20 @@ def arguments_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     """Return the operands of a call of ``model`` by name."""
     arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
     return {**arguments, **arguments.pop("kwargs", {})}
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer | None:
+    """Return the optimizer that trains the most weights, all of ``model``; None: this process has none."""
+    own = {id(weight) for weight in model.parameters()}
+    gc.collect()  # optimizers that nobody has any more
+    numbers: dict[torch.optim.Optimizer, int] = {}
+    for candidate in gc.get_objects():
+        # By type: asking some objects for their class runs their code. Wrappers have no groups of their own.
+        if issubclass(type(candidate), torch.optim.Optimizer) and "param_groups" in vars(candidate):
+            weights = [id(weight) for group in candidate.param_groups for weight in group["params"]]
+            if weights and own.issuperset(weights):
+                numbers[candidate] = len(weights)
+    return max(numbers, key=numbers.__getitem__, default=None)
 
 
 def step_of(

@@ -10,13 +10,12 @@ from types import ModuleType
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from torch import nn
 from transformers.integrations import hub_kernels
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import SIZES, load
+from tests.patches.upstream import HANDED
 from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.gated_delta_rule import boundaries, calls
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
@@ -26,9 +25,6 @@ from veomni_hook.tools.report.explanation import explain
 
 #: Releases before 5.17 have no such decorator: layers hold a package's functions, or transformers' own.
 DECORATOR = getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)
-HANDED = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.9"), reason="no layer of this release takes boundaries"
-)
 HELD = {"torch_chunk_gated_delta_rule": "chunk_gated_delta_rule"}
 HYBRID = {
     **SIZES,

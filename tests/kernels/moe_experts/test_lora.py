@@ -253,12 +253,13 @@ def test_adapters_that_a_checkpoint_sees_first(homes, monkeypatch):
     assert "adapter fused (" in told(model)
 
 
+@pytest.mark.parametrize("bound", ["ROWS", "MOST"])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_some_tokens_at_a_time(homes, monkeypatch, checkpointed):
+def test_some_tokens_at_a_time(homes, monkeypatch, checkpointed, bound):
     """Setting ``memory``: in tiles, with what they compute computed again."""
     pytest.importorskip("triton")
     monkeypatch.setattr(SIZES_OF_KERNELS, "least", True)
-    monkeypatch.setattr(tiles, "ROWS", 1)
+    monkeypatch.setattr(tiles, bound, 1)
     monkeypatch.setattr(tiles, "LEAST", 1)
     cut, numbers = tiles._tiles, []
     monkeypatch.setattr(tiles, "_tiles", lambda *call: numbers.append(len(list(cut(*call)))) or cut(*call))
@@ -269,7 +270,7 @@ def test_some_tokens_at_a_time(homes, monkeypatch, checkpointed):
         each.gradient_checkpointing_enable({"use_reentrant": False})
     assert_same(upstream, model, GROUPED)
     # Forward and backward of each layer; a checkpoint runs no forward again.
-    assert numbers == [2] * 4
+    assert numbers == [numbers[0]] * 4 and numbers[0] > 1
 
 
 def test_autocast(homes):

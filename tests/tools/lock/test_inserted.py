@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-import transformers
-from packaging.version import Version
 
+from tests.patches.upstream import HANDED
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms import count_check, recognise, sample_boundaries
@@ -24,9 +23,6 @@ from veomni_hook.tools.lock.inserted import inserted_calls, lost, swapped
 
 #: The names of a cache up to transformers 5.23, and since.
 CACHE = re.compile(r"\b(past_key_values|cache_params|cache)\b")
-HANDED = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.9"), reason="no layer of this release takes boundaries"
-)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -31,8 +30,7 @@ class Planner(Recorder):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self.optimizers: list[Optimizer] = []
-        self.observation = _Observation(self, stop=_never)
+        self.observation = Observation(self, stop=_never)
 
     def note_call(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Plan a call of ``model`` and end the script."""
@@ -47,8 +45,7 @@ class Planner(Recorder):
         """Wait for the next call."""
 
     def note_step(self, optimizer: Optimizer) -> int:
-        """Keep an optimizer that was made unseen; no step counts."""
-        self.optimizers.append(optimizer)
+        """Count no step."""
         return 0
 
     def write(self, *, stopped: bool) -> bool:
@@ -57,41 +54,23 @@ class Planner(Recorder):
 
     def _planned(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Facts:
         from veomni_hook.memory import parts
-        from veomni_hook.memory.prediction import arguments_of
+        from veomni_hook.memory.prediction import arguments_of, optimizer_of
         from veomni_hook.tools.report.memory_plan import planned
 
         wanted = ordered(self.plan.folder)
         parts.tell(wanted.pop("setting"))
         batch = arguments_of(model, args, kwargs)
         try:
-            plan = planned(model, batch, optimizer=self._optimizer_of(model), **wanted)
+            plan = planned(model, batch, optimizer=optimizer_of(model), **wanted)
         except VeomniHookError as error:
             return {"what": error.what, "where": error.where, "fix": error.fix}
         return plan.to_dict()
-
-    def _optimizer_of(self, model: nn.Module) -> Optimizer | None:
-        """Return the last optimizer that trains weights of ``model``."""
-        own = {id(weight) for weight in model.parameters()}
-        for optimizer in reversed(self.optimizers):
-            weights = [id(weight) for group in optimizer.param_groups for weight in group["params"]]
-            if weights and own.issuperset(weights):
-                return optimizer
-        return None
 
     def _write(self, facts: Facts) -> None:
         path = os.path.join(self.plan.folder, PLANNED)
         with open(f"{path}.part", "w", encoding="utf-8") as file:
             json.dump(facts, file)
         os.replace(f"{path}.part", path)
-
-
-class _Observation(Observation):
-    """Also keeps the optimizers."""
-
-    def _optimizer_made(self, original: Callable[..., object], *args: object, **kwargs: Any) -> None:
-        super()._optimizer_made(original, *args, **kwargs)
-        planner: Any = self.recorder
-        planner.optimizers.append(args[0])
 
 
 def _never(_: Recorder) -> None:
