@@ -9,8 +9,6 @@ Applies only with the setting ``memory``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from veomni_hook.patches.spec import PatchConfig
 
 __all__ = ["config"]
@@ -39,7 +37,8 @@ config.rewrite(
 config.add_import("veomni_hook.memory.budget", ["keep as veomni_keep_budget"])
 
 
-def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+# The annotations are of builtins: not every release imports more.
+def _call_impl(self: object, *args: object, **kwargs: object) -> object:
     veomni_keep_budget(self, args, kwargs)
     return super(PreTrainedModel, self)._call_impl(*args, **kwargs)
 
