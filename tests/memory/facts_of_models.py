@@ -94,7 +94,7 @@ def main():
 
     host.BLOCK = offload.BLOCK = 4096
     offload.LEAST = tiles.LEAST = tiles.MULTIPLE = 1
-    heads.MOST = tiles.MOST = 16
+    heads.ROWS = tiles.MOST = 16
     found = {name: facts(model_of(name)) for name in MODELS}
     print(json.dumps(found | {"blocks": host.BLOCKS.held}))
 

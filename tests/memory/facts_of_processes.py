@@ -38,7 +38,7 @@ def main():
 
     host.BLOCK = offload.BLOCK = 4096
     offload.LEAST = tiles.LEAST = tiles.MULTIPLE = 1
-    heads.MOST = tiles.MOST = 16
+    heads.ROWS = tiles.MOST = 16
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     ids = torch.randint(1, 96, (4, 24), generator=torch.Generator().manual_seed(1))

@@ -39,7 +39,7 @@ def run(module=None, *others, calls, **named):
 def test_the_same_numbers(monkeypatch, most, parts, masked):
     mask = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool).tril() if masked else None
     expected = run(None, mask, calls=[], scaling=0.3)
-    monkeypatch.setattr(heads, "MOST", most)
+    monkeypatch.setattr(heads, "ROWS", most)
     calls = []
     found = run(None, mask, calls=calls, scaling=0.3)
     assert calls == [8 // parts] * parts
@@ -63,6 +63,6 @@ def with_sinks():
     ],
 )
 def test_what_differs_by_head_runs_at_once(monkeypatch, module, others, named):
-    monkeypatch.setattr(heads, "MOST", 1)
+    monkeypatch.setattr(heads, "ROWS", 1)
     run(module, *others, calls=(calls := []), **named)
     assert calls == [8]

@@ -136,6 +136,19 @@ def test_what_a_layer_keeps_comes_back_behind_the_mlp_of_the_next_one(monkeypatc
     assert ("fetch" in told[told.index(2) : told.index(1)]) is has_attention
 
 
+def test_inputs_come_back_first_and_what_attention_computed_with_the_layer():
+    layer, behind = offload.Layer(1 << 30), offload.Layer(1 << 30)
+    entered = layer.pack(inputs())
+    layer.attend()
+    computed = layer.pack(inputs())
+    layer.leave()
+    assert entered.tensor is None and computed.tensor is None
+    behind.attended()
+    assert entered.tensor is not None and computed.tensor is None
+    layer.come()
+    assert computed.tensor is not None
+
+
 def test_blocks_of_page_locked_memory_are_counted_where_none_is_allocated():
     held = host.BLOCKS.held
     with host.BLOCKS.set_aside():

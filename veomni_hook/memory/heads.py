@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from veomni_hook.memory import parts
-from veomni_hook.memory.tiles import MOST
 
 __all__ = ["by_heads"]
+
+#: Rows of queries for each part of the heads.
+ROWS = 4096
 
 
 def by_heads(
@@ -58,7 +60,7 @@ def _number(rows: int, heads: int) -> int:
     if parts.is_shared():
         return 1
     return max(
-        number for number in range(1, heads + 1) if heads % number == 0 and number <= max(1, rows // MOST)
+        number for number in range(1, heads + 1) if heads % number == 0 and number <= max(1, rows // ROWS)
     )
 
 

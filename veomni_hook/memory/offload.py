@@ -2,8 +2,9 @@
 
 Forward:  copies run on a stream of their own. A tensor stays on the device until its copy is done, and a
           layer waits for the copies of the layer two before it: two layers' tensors are in flight.
-Backward: a layer's tensors begin to come back when the backward of the layer behind it reaches attention,
-          which takes longest and by then needs less memory; in layers without attention, when it begins.
+Backward: a layer's inputs begin to come back when the backward of the layer behind it reaches attention,
+          which takes longest and by then needs less memory, and what its attention computed when its own
+          backward begins; in layers without attention, all when that of the layer behind begins.
 Both directions share one stream, so host memory that a copy reads is not written before the copy is done.
 Copies change no bit. Mutates: nothing. Tensors below `LEAST` bytes, and those that are no plain dense
 tensors, stay where they are.
@@ -93,7 +94,9 @@ class Layer:
     def __init__(self, most: int) -> None:
         self.most = most
         self.moved: list[weakref.ref[Moved]] = []
-        self.came = self.attends = False
+        self.came = False
+        #: How many tensors were moved before attention; None without attention.
+        self.inputs: int | None = None
         self.before = _last[0] if _last else None
         if (before := self._before()) is not None and (earlier := before._before()) is not None:
             earlier.leave()
@@ -129,26 +132,28 @@ class Layer:
         self.came = True
         for moved in self._alive():
             moved.fetch()
-        if not self.attends:
+        if self.inputs is None:
             self.attended()
         elif (before := self._before()) is not None:
             before.leave()
 
     def attend(self) -> None:
         """Note that the layer has attention."""
-        self.attends = True
+        if self.inputs is None:
+            self.inputs = len(self.moved)
 
     def attended(self) -> None:
-        """Fetch what the layer before keeps."""
+        """Fetch the inputs of the layer before."""
         if (before := self._before()) is not None:
-            for moved in before._alive():
+            for moved in before._alive(before.inputs):
                 moved.fetch()
 
     def _before(self) -> Layer | None:
         return None if self.before is None else self.before()
 
-    def _alive(self) -> list[Moved]:
-        return [moved for moved in (reference() for reference in self.moved) if moved is not None]
+    def _alive(self, number: int | None = None) -> list[Moved]:
+        """Return those of the first ``number`` tensors, or of all, that are still needed."""
+        return [moved for moved in (reference() for reference in self.moved[:number]) if moved is not None]
 
 
 def _copied(tensor: torch.Tensor, blocks: list[torch.Tensor], *, back: bool) -> Any:

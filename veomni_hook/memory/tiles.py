@@ -32,8 +32,8 @@ __all__ = ["LEAST", "MULTIPLE", "by_position"]
 
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
-#: The fewest rows of a tile: with fewer, products wait for the weights; and what they are a multiple of.
-LEAST, MULTIPLE = 1024, 256
+#: The fewest rows of a tile: with fewer, the device waits for the host; and what they are a multiple of.
+LEAST, MULTIPLE = 8192, 256
 #: The most rows of a tile: more are no faster, and its backward keeps several results of this size.
 MOST = 16_384
 #: What a module computes is worth tiles where it is more than so many times as large as x; a tile is not.

@@ -140,6 +140,62 @@ def test_inside_a_checkpoint(reentrant, x):
     same(*pair(), x, run=lambda mlp, x: checkpoint(mlp, x, use_reentrant=reentrant))
 
 
+def written(monkeypatch):
+    """A function that says, and forgets, for how many results memory was allocated."""
+    allocated, like = [], kernels._like
+
+    def noted(tensor):
+        allocated.append(tensor.shape)
+        return like(tensor)
+
+    monkeypatch.setattr(kernels, "_like", noted)
+    return lambda: len([allocated.pop() for _ in range(len(allocated))])
+
+
+@pytest.mark.parametrize("reentrant", [True, False, None])
+def test_gradients_take_the_place_of_what_a_checkpoint_recomputed(reentrant, x, monkeypatch):
+    allocated = written(monkeypatch)
+    model, _ = pair()
+    x = x.requires_grad_()
+    y = model(x) if reentrant is None else checkpoint(model, x, use_reentrant=reentrant)
+    assert allocated() == 1
+    y.square().sum().backward()
+    # The product is recomputed where dy was. The others are in a graph, but for a recomputation of their own.
+    assert allocated() == {None: 2, True: 3, False: 1}[reentrant]
+
+
+@pytest.mark.parametrize("keeps", ["a hook", "a view", "a graph"])
+def test_what_somebody_keeps_is_not_written_to(keeps, x, monkeypatch):
+    kept = []
+    ways = {
+        "a hook": lambda _, __, y: kept.append(y),
+        "a view": lambda _, __, y: kept.append(y.detach()[0]),
+        "a graph": lambda _, __, y: kept.append(y.sin()),
+    }
+    model, theirs = pair()
+    model.gate.register_forward_hook(ways[keeps])
+    allocated = written(monkeypatch)
+    same(
+        model,
+        theirs,
+        x,
+        run=lambda mlp, x: checkpoint(mlp, x, use_reentrant=False) if mlp is model else mlp(x),
+    )
+    assert allocated() == 1 + 1 + 2
+    gate = model.gate(x).detach()
+    expected = {"a hook": gate, "a view": gate[0], "a graph": gate.sin()}[keeps]
+    assert len(kept) >= 2
+    for tensor in kept:
+        close(tensor.detach(), expected, 1e-6)
+
+
+def test_a_graph_that_is_kept_is_used_twice(x):
+    model, _ = pair()
+    y = checkpoint(model, x.requires_grad_(), use_reentrant=False).sin().sum()
+    first, second = (torch.autograd.grad(y, [x, *model.parameters()], retain_graph=True) for _ in "12")
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_hooks_see_a_tensor_and_may_replace_it(x):
     ours, theirs = pair()
     seen = []

@@ -23,7 +23,7 @@ from torch.utils import _pytree
 
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
+from veomni_hook.kernels.shared.held import are_spent, hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
 __all__ = ["Origin", "Product", "Rule", "origin_of", "product_of"]
@@ -34,12 +34,13 @@ Tensor = torch.Tensor
 class Rule(NamedTuple):
     """What is done with gate and up.
 
-    ``again(gate, up)`` recomputes the product; ``backward(gate, up, dy)`` returns both gradients and the
-    product; ``formula(gate, up)`` is its definition, which can be differentiated.
+    ``again(gate, up)`` recomputes the product; ``backward(gate, up, dy, spent)`` returns both gradients and
+    the product, which may be in the memory of ``dy``, and, if these are ``spent``, of gate and up;
+    ``formula(gate, up)`` is its definition, which can be differentiated.
     """
 
     again: Callable[[Tensor, Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
     formula: Callable[[Tensor, Tensor], Tensor]
 
 
@@ -157,7 +158,9 @@ class _GatedLinear(torch.autograd.Function):
         columns = ctx.columns
         if to_gate or to_up:
             dproduct = cut(torch.matmul(dy, padded(weight, columns)), columns)
-            dgate, dup, product = ctx.rule.backward(gate, up, dproduct)
+            new = gate.new_empty(0)
+            spent = are_spent(new, gate, up)
+            dgate, dup, product = ctx.rule.backward(gate, up, dproduct, spent)
         if to_weight:
             product = ctx.rule.again(gate, up) if product is None else product
             dweight = cut(dy.flatten(0, -2).t() @ padded(product, columns).flatten(0, -2), columns)

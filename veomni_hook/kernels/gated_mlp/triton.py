@@ -136,9 +136,12 @@ def _gated_mlp_backward(
     code: Sequence[int],
     numbers: Sequence[float],
     again: bool,
+    *,
+    into: Sequence[Tensor | None] = (None, None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dgate, dup = _like(gate), _like(gate)
-    y = _like(gate) if again else torch.empty(0, dtype=gate.dtype, device=gate.device)
+    # Each element is read before the results are written in its place.
+    places = into if again else (*into[:2], gate.new_empty(0))
+    dgate, dup, y = (_like(gate) if place is None else place for place in places)
     if 0 in gate.shape:
         return dgate, dup, y
     kind = gate.device, gate.dtype, gate.shape
@@ -183,8 +186,10 @@ def _again(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
     return _gated_mlp(gate, up, *call)
 
 
-def _both(call: _Call, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _gated_mlp_backward(gate, up, dy, *call, True)
+def _both(call: _Call, gate: Tensor, up: Tensor, dy: Tensor, spent: bool) -> tuple[Tensor, Tensor, Tensor]:
+    places = (gate, up, dy) if spent else (None, None, dy)
+    into = [None if place is None or not place.is_contiguous() else place.detach() for place in places]
+    return _gated_mlp_backward(gate, up, dy, *call, True, into=into)
 
 
 def _formula(call: _Call, gate: Tensor, up: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from veomni_hook.kernels.low_rank_linear.products import (
 )
 from veomni_hook.kernels.low_rank_linear.rules import Adapter, autocast_dtype
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
-from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
+from veomni_hook.kernels.shared.held import are_spent, hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear, parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -99,7 +99,9 @@ class _Linear(torch.autograd.Function):
             dx = summed(dy, weight, None, dh, a, 1.0)  # type: ignore[arg-type]
         if ctx.rule is not None:
             if dx is not None:
-                dgate, dvalue, x = ctx.rule.backward(gate, value, dx.view(gate.shape))
+                new = gate.new_empty(0)
+                spent = are_spent(new, gate, value)
+                dgate, dvalue, x = ctx.rule.backward(gate, value, dx.view(gate.shape), spent)
                 dx = None
             elif to_weight or to_down or h is None:
                 x = ctx.rule.again(gate, value)

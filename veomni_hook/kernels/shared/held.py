@@ -7,6 +7,7 @@ compute it in vain. So these tensors are saved by a node of their own, in front 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.kernels.shared.repeated import in_region
 
-__all__ = ["hold", "hold_in_checkpoint", "saved_by"]
+__all__ = ["are_spent", "hold", "hold_in_checkpoint", "saved_by"]
+
+# Who refers to a storage, and to what torch has behind a tensor; a torch without these functions shares all.
+_COUNTED = hasattr(torch._C, "_storage_Use_Count") and hasattr(torch.Tensor, "_use_count")
 
 
 class _Held(torch.autograd.Function):
@@ -46,3 +50,27 @@ def hold_in_checkpoint(*tensors: torch.Tensor | None) -> torch.Tensor | None:
 def saved_by(node: Any) -> tuple[Any, ...]:
     """Return the tensors that a handle's node holds, for one reading: checkpoints recompute them for it."""
     return tuple(node.saved_tensors)
+
+
+def are_spent(new: torch.Tensor, *tensors: torch.Tensor) -> bool:
+    """Return whether only the caller can read the memory of ``tensors``, which may then hold something else.
+
+    So it is with tensors that a checkpoint has recomputed for this backward, unless somebody kept them.
+
+    Args:
+        new: a tensor that the caller has just made. It and ``tensors`` are in one local variable each, and
+            the call is a statement of its own: what waits for the result would refer to them, too.
+        tensors: those in question.
+    """
+    if not _COUNTED:
+        return False
+    # As many references as to a new one, whatever Python's own calls add.
+    alone, *counts = (
+        (
+            sys.getrefcount(tensor),
+            tensor._use_count(),  # type: ignore[attr-defined]
+            torch._C._storage_Use_Count(tensor.untyped_storage()._cdata),
+        )
+        for tensor in (new, *tensors)
+    )
+    return all(count == alone for count in counts)
