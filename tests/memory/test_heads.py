@@ -26,10 +26,16 @@ def operands(number=8, of_keys=4):
     return [torch.randn(shape, generator=made, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
+def joined(*outputs):
+    return torch.cat(outputs, 2)
+
+
 def run(module=None, *others, calls, **named):
     """The output and every gradient."""
     tensors = operands()
-    output, weights = by_heads(attention, module or nn.Module(), *tensors, *others, calls=calls, **named)
+    output, weights = by_heads(
+        attention, joined, module or nn.Module(), *tensors, *others, calls=calls, **named
+    )
     assert weights is None
     return [output, *torch.autograd.grad(output.square().sum(), tensors)]
 

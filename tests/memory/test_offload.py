@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.memory.layers import Stack, inputs, step
+from tests.memory.layers import HEADS, Stack, inputs, step
 from veomni_hook.errors import OffloadError
-from veomni_hook.memory import attention, checkpoint, host, offload, parts
+from veomni_hook.memory import attention, checkpoint, heads, host, offload, parts
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -96,6 +96,67 @@ def test_what_is_drawn_behind_attention_is_the_same_again(setting):
     torch.manual_seed(3)
     found = step(stack, x, checkpoint.run)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@torch.library.custom_op("veomni_tests::rows_first", mutates_args=())
+def rows_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of each position to itself, of ``[B, S, heads, D]``, as FlashAttention's operands are."""
+    return q * k * v
+
+
+def _slopes(ctx, dy):
+    q, k, v = ctx.saved_tensors
+    return dy * k * v, dy * q * v, dy * q * k
+
+
+rows_first.register_autograd(
+    _slopes, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+def _turned(x):
+    return x.transpose(1, 2)
+
+
+#: Implementations of attention, and whether what their operators computed is their output.
+IMPLEMENTATIONS = {
+    "heads first": (lambda module, *qkv, **_: (_turned(_sdpa(module, *qkv)).contiguous(), None), True),
+    "rows first": (lambda module, *qkv, **_: (rows_first(*map(_turned, qkv)), None), True),
+    "changed": (lambda module, *qkv, **_: (2 * _turned(_sdpa(module, *qkv)), None), False),
+}
+
+
+@pytest.mark.parametrize("setting", ["checkpoint,tiles", "checkpoint,offload,tiles"])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_outputs_of_some_heads_are_kept_once(name, setting, monkeypatch):
+    implementation, is_output = IMPLEMENTATIONS[name]
+    packed, calls = [], []
+
+    def stack(function):
+        stack = Stack()
+        for layer in stack.layers:
+            layer.attention = lambda *qkv, layer=layer, **_: _turned(function(layer, *qkv)[0])
+        return stack
+
+    def counted(*operands, **named):
+        calls.append(operands[1].shape[1])
+        return implementation(*operands, **named)
+
+    def noted(pack):
+        return lambda layer, tensor: packed.append(tensor.numel()) or pack(layer, tensor)
+
+    monkeypatch.setattr(heads, "ROWS", 1)
+    for kind in (offload.Layer, checkpoint._OnDevice):
+        monkeypatch.setattr(kind, "pack", noted(kind.pack))
+    x = inputs()
+    expected = step(stack(implementation), x)
+    parts.tell(setting)
+    found = step(stack(attention.kept(counted)), x, checkpoint.run)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert calls == [1] * 2 * 3 * HEADS
+    # A layer's input is as large as all heads together.
+    assert packed.count(x.numel()) - 3 * ("offload" in setting) == 3 * is_output
+    assert packed.count(x.numel() // HEADS) == 3 * HEADS * (not is_output)
 
 
 class Backward(torch.autograd.Function):

@@ -13,6 +13,7 @@ is watched, and what is kept may go to the host (`offload`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -43,17 +44,32 @@ def _attend(implementation: Implementation, module: torch.nn.Module, *operands: 
     if layer is None or is_dynamo_compiling() or not torch.is_grad_enabled():
         return implementation(module, *operands, **named)
     results = decided(_Results, lambda: _Results(layer))
-    implementation = partial(by_heads, implementation) if parts.in_force().tiles else implementation
-    if results.noted:
-        with _Replayed(results):
-            return implementation(module, *operands, **named)
-    with _Recorded(results):
+    first = not results.noted
+    mode: _Recorded | _Replayed = _Recorded(results) if first else _Replayed(results)
+    if parts.in_force().tiles:
+        implementation = partial(by_heads, implementation, partial(_Joined.apply, mode))
+    with mode:
         computed = implementation(module, *operands, **named)
-    # Here, not in the recomputation: gradients go through the graph of the forward.
-    for tensor in tree_leaves(computed):
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            tensor.register_hook(lambda _: layer.attended())  # type: ignore[no-untyped-call]
+    if isinstance(mode, _Recorded):
+        results.keep()
+        # Here, not in the recomputation: gradients go through the graph of the forward.
+        for tensor in tree_leaves(computed):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda _: layer.attended())  # type: ignore[no-untyped-call]
     return computed
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A result that is a part of what was joined: which heads, and whether its axes 1 and 2 are swapped."""
+
+    heads: slice
+    swapped: bool
+
+    def of(self, joined: torch.Tensor) -> torch.Tensor:
+        """Return the part of ``joined``, ``[B, S, heads, D]``."""
+        part = joined[:, :, self.heads]
+        return part.transpose(1, 2) if self.swapped else part
 
 
 class _Results:
@@ -62,6 +78,27 @@ class _Results:
     def __init__(self, layer: checkpoint.Kept) -> None:
         self.layer = layer
         self.noted: list[tuple[Any, Any]] = []
+        #: The results of some heads each, side by side, which are kept in their place.
+        self.joined: Any = None
+
+    def keep(self) -> None:
+        """Let the layer keep the results."""
+        pack = self.layer.pack
+        self.joined = None if self.joined is None else pack(self.joined)
+        self.noted = [(func, tree_map_only(torch.Tensor, pack, kept)) for func, kept in self.noted]
+
+
+class _Joined(torch.autograd.Function):
+    """Outputs of some heads each, ``[B, S, heads, D]``, side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, mode: _Recorded | _Replayed, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.number = len(outputs)
+        return mode.join(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *dy.chunk(ctx.number, 2)
 
 
 class _Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -79,10 +116,28 @@ class _Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = None
         if place_of(args[0].device) == before:
             self.results.layer.attend()
-            pack = self.results.layer.pack
-            kept = tree_map_only(torch.Tensor, lambda result: pack(result.detach()), computed)
+            kept = tree_map_only(torch.Tensor, torch.Tensor.detach, computed)
         self.results.noted.append((func, kept))
         return computed
+
+    def join(self, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Return ``outputs`` side by side; noted results that are one of them are kept as a part of it."""
+        joined = torch.cat(outputs, 2)
+        places: dict[Any, _Part] = {}
+        start = 0
+        for output in outputs:
+            heads = slice(start, start := start + output.shape[2])
+            places |= {
+                _place(output): _Part(heads, False),
+                _place(output.transpose(1, 2)): _Part(heads, True),
+            }
+        noted = [
+            (func, tree_map_only(torch.Tensor, lambda tensor: places.get(_place(tensor), tensor), kept))
+            for func, kept in self.results.noted
+        ]
+        if all(any(isinstance(leaf, _Part) for leaf in tree_leaves(kept)) for _, kept in noted):
+            self.results.noted, self.results.joined = noted, joined.detach()
+        return joined
 
 
 class _Replayed(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -92,6 +147,8 @@ class _Replayed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.results = results
         self.rest = iter(results.noted)
+        self.joined = results.layer.unpack(results.joined)
+        self.left = len(results.noted)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_attention(func):
@@ -99,8 +156,22 @@ class _Replayed(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if noted is not func:
                 self.rest = iter(())
             elif kept is not None:
-                return tree_map(self.results.layer.unpack, kept)
+                self.left -= 1
+                return tree_map(self._again, kept)
         return func(*args, **(kwargs or {}))
+
+    def _again(self, kept: Any) -> Any:
+        return kept.of(self.joined) if isinstance(kept, _Part) else self.results.layer.unpack(kept)
+
+    def join(self, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Return ``outputs`` side by side: what is kept, if they are parts of it."""
+        whole = self.joined is not None and not self.left
+        return self.joined.detach() if whole else torch.cat(outputs, 2)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return where the elements of a tensor are."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 @cache

@@ -23,6 +23,7 @@ ROWS = 4096
 
 def by_heads(
     implementation: Callable[..., Any],
+    join: Callable[..., torch.Tensor],
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -34,6 +35,7 @@ def by_heads(
 
     Args:
         implementation: one of transformers' table.
+        join: returns its operands, outputs of some heads each, side by side in axis 2.
         module: the attention module.
         query: of shape [B, heads, S, D].
         key: of shape [B, key heads, T, D].
@@ -52,7 +54,7 @@ def by_heads(
         ),
         strict=True,
     )
-    return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
+    return join(*outputs), None if weights[0] is None else torch.cat(weights, 1)
 
 
 def _number(rows: int, heads: int) -> int:
