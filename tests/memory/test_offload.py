@@ -159,6 +159,28 @@ def test_outputs_of_some_heads_are_kept_once(name, setting, monkeypatch):
     assert packed.count(x.numel() // HEADS) == 3 * HEADS * (not is_output)
 
 
+def test_embeddings_that_must_require_gradients_leave_the_device():
+    stack, x = Stack(), inputs()
+    expected = step(stack, x)
+    embeddings = torch.nn.Identity()
+    embeddings.register_forward_hook(checkpoint.entered(lambda module, operands, y: y.requires_grad_()))
+    stack.zero_grad(set_to_none=True)
+    y = embeddings(x.clone())
+    assert y.requires_grad and not y.is_leaf
+    y.retain_grad()
+    loss = stack(y, checkpoint.run)
+    loss.backward()
+    for one, other in zip([loss, y.grad, *(p.grad for p in stack.parameters())], expected, strict=True):
+        assert torch.equal(one, other)
+    y = embeddings(x.clone())
+    storage = weakref.ref(y.untyped_storage())
+    loss = stack(y, checkpoint.run)
+    del y
+    assert storage() is None
+    parts.tell("")
+    assert embeddings(x.clone()).is_leaf
+
+
 class Backward(torch.autograd.Function):
     """Notes when a backward passes."""
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from veomni_hook.memory import parts
 from veomni_hook.memory.offload import Layer
 
-__all__ = ["Kept", "chosen", "current", "run", "wanted"]
+__all__ = ["Kept", "chosen", "current", "entered", "run", "wanted"]
 
 
 class Kept(Protocol):
@@ -84,6 +84,32 @@ def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that calls a model's layers: `run` with the setting, else ``function``."""
     asked = parts.in_force()
     return run if asked.checkpoint or asked.budget is not None else function
+
+
+class _Entered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, handle: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def entered(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward hook in place of upstream's, which lets frozen embeddings require gradients.
+
+    Upstream makes them a leaf, which a graph keeps on the device until its backward ends. Here they come from
+    a function whose gradient nobody gets; ``retain_grad`` keeps theirs.
+    """
+
+    def enter(module: Any, operands: Any, y: Any) -> Any:
+        frozen = type(y) is torch.Tensor and not y.requires_grad and torch.is_grad_enabled()
+        if not frozen or not parts.in_force().checkpoint or is_dynamo_compiling():
+            return hook(module, operands, y)
+        return _Entered.apply(y.new_empty(0, requires_grad=True), y)  # type: ignore[no-untyped-call]
+
+    return enter
 
 
 def current() -> Kept | None:

@@ -19,7 +19,8 @@ config = PatchConfig(
 )
 
 config.add_import(
-    "veomni_hook.memory.checkpoint", ["chosen as veomni_chosen", "wanted as veomni_checkpoints_wanted"]
+    "veomni_hook.memory.checkpoint",
+    ["chosen as veomni_chosen", "entered as veomni_entered", "wanted as veomni_checkpoints_wanted"],
 )
 config.rewrite(
     "PreTrainedModel._backward_compatibility_gradient_checkpointing",
@@ -33,6 +34,12 @@ config.rewrite(
     replacement="veomni_chosen(gradient_checkpointing_func)",
     matches=2,
     description="the function that calls a layer, of a model and of the layer itself",
+)
+config.rewrite(
+    "PreTrainedModel.enable_input_require_grads",
+    pattern="make_inputs_require_grads",
+    replacement="veomni_entered(make_inputs_require_grads)",
+    description="embeddings that require gradients are no leaf, which would stay on the device",
 )
 config.add_import("veomni_hook.memory.budget", ["keep as veomni_keep_budget"])
 
