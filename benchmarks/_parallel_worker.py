@@ -18,12 +18,14 @@ from typing import Any
 STEPS, TURNS = 3, 2
 LENGTHS = {
     "sequences": (8192, 16384, 32768, 65536, 131072),
+    "memory": (65536, 131072, 262144),
     "longest": (131072,),
     "whole": (131072,),
     "experts": (4096, 8192, 16384, 32768, 65536),
 }
 SIDES = {
     "sequences": ("sp1", "sp2", "ring"),
+    "memory": ("sp2", "alst", "ring", "sp2-kept", "ring-checkpointed"),
     "experts": ("fsdp", "ep", "all_to_all"),
 }
 DENSE = {
@@ -235,6 +237,91 @@ def _hooks(model: Any, attach: Callable[[Any], None]) -> list[Any]:
     return handles
 
 
+def memory(job: Job) -> Iterator[dict[str, Any]]:
+    """Yield a row for each length: one sequence that both GPUs share, with little memory but for the ring."""
+    from veomni_hook.memory import parts
+    from veomni_hook.memory.remedies import with_setting
+
+    step = dense(job, job.layers)
+    model: Any = step.model  # type: ignore[attr-defined]
+    vocabulary = job.shapes(DENSE)["vocab_size"]
+
+    def ours(ids: Any) -> Any:
+        block = with_setting("checkpoint,offload,tiles", model)
+        assert block is not None
+        with block:
+            return step("sp=2", ids)
+
+    def checkpointed(ids: Any) -> Any:
+        model.gradient_checkpointing_enable()
+        try:
+            return ring(step, ids)
+        finally:
+            model.gradient_checkpointing_disable()
+
+    for length in job.lengths:
+        ids = job.ids(vocabulary, 1, length, 2)
+        sides = {
+            "sp2": lambda ids=ids: ours(ids),
+            "alst": lambda ids=ids: alst(step, ids),
+            "ring": lambda ids=ids: ring(step, ids),
+            "sp2-kept": lambda ids=ids: step("sp=2", ids),
+            "ring-checkpointed": lambda ids=ids: checkpointed(ids),
+        }
+        chosen = {name: side for name, side in sides.items() if name in job.sides}
+        with one_attention(job), parts.using(parts.Parts()):
+            model.gradient_checkpointing_disable()
+            found = job.by_turns(chosen, dict.fromkeys(chosen, length // job.world))
+        yield {"length": length, "layers": job.layers, "sides": found}
+        job.clear()
+
+
+def alst(step: Any, ids: Any) -> Any:
+    """A step with what DeepSpeed has of ALST: its attention and tiled MLP, and transformers' checkpoints.
+
+    Its checkpoints on the host, which take more time, are left out; the loss is ours, which makes no logits.
+    """
+    import deepspeed
+    import torch
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP, UlyssesSPAttentionHF
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    model, world = step.model, torch.distributed.get_world_size()
+    config, mlp = model.config, type(model.model.layers[0].mlp)
+    if "alst" not in ALL_ATTENTION_FUNCTIONS:
+        deepspeed.init_distributed("nccl" if ids.is_cuda else "gloo")
+        attention = UlyssesSPAttentionHF(
+            attn=ALL_ATTENTION_FUNCTIONS["sdpa"], batch_size=1, attn_head_count=config.num_attention_heads,
+            attn_head_size=config.head_dim, kv_head_count=config.num_key_value_heads,
+            num_hidden_layers=config.num_hidden_layers, process_group=torch.distributed.group.WORLD,
+            seq_length_is_variable=True,
+        )  # fmt: skip
+        ALL_ATTENTION_FUNCTIONS.register("alst", attention.forward)
+        ALL_MASK_ATTENTION_FUNCTIONS.register("alst", lambda *operands, **options: None)
+    forward = mlp.forward
+
+    def tiled(self: Any, x: Any) -> Any:
+        weights = [self.down_proj.weight, self.gate_proj.weight, self.up_proj.weight]
+        return TiledMLP.apply(forward, self, x, -(-x.shape[1] // x.shape[2]), weights)  # type: ignore[no-untyped-call]
+
+    length = ids.shape[1]
+    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    positions = torch.arange(length, device=ids.device)[None]
+    own = [
+        whole.chunk(world, 1)[torch.distributed.get_rank()].contiguous()
+        for whole in (ids, positions, shifted)
+    ]
+    implementation = config._attn_implementation
+    model.gradient_checkpointing_enable()
+    mlp.forward, config._attn_implementation = tiled, "alst"
+    try:
+        return step("", own[0], position_ids=own[1], shift_labels=own[2])
+    finally:
+        mlp.forward, config._attn_implementation = forward, implementation
+        model.gradient_checkpointing_disable()
+
+
 def longest(job: Job) -> Iterator[dict[str, Any]]:
     """Yield the longest sequences, with steps of a sixteenth of the first length that fits neither."""
     step = dense(job, job.layers, checkpointing=True)
@@ -366,7 +453,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         import veomni_hook
 
         # Sides without the axis say so: by their own sizes, or at each step.
-        veomni_hook.activate(parallel="ep=2" if options.part == "experts" else "sp=2")
+        veomni_hook.activate(
+            parallel="ep=2" if options.part == "experts" else "sp=2",
+            memory={"memory": "tiles", "whole": "checkpoint,offload,tiles"}.get(options.part, ""),
+        )
     else:
         from liger_kernel.transformers import apply_liger_kernel_to_qwen3_moe
 
@@ -375,6 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "link": lambda: link(job),
         "sequences": lambda: sequences(job),
+        "memory": lambda: memory(job),
         "longest": lambda: longest(job),
         "whole": lambda: whole(job),
         "experts": lambda: experts(job, hook=options.job == "hook"),

@@ -10,8 +10,12 @@ Parts:
     sequences   Qwen3-8B's shapes with a few layers, FSDP2, flash attention, our kernels on all sides.
                 ``sp1``: each GPU trains a sequence of its own; ``sp2``: both share each of two sequences,
                 so a GPU has as many tokens; ``ring``: torch's context parallelism as accelerate 1.15 uses it.
+    memory      a sequence that both GPUs share. ``sp2``: with ``memory="checkpoint,offload,tiles"``, and
+                ``sp2-kept`` without; ``alst``: DeepSpeed's Ulysses and tiled MLP with transformers'
+                checkpoints; ``ring``, also with these checkpoints.
     longest     the longest sequence that one step fits, without and with ``sp=2``.
-    whole       Qwen3-8B with 36 layers and checkpointing at 128k tokens, AdamW: tokens a second, memory.
+    whole       Qwen3-8B with 36 layers, ``memory="checkpoint,offload,tiles"`` and AdamW at 128k tokens:
+                tokens a second, memory.
     experts     Qwen3-30B-A3B's shapes with a few layers. ``fsdp``: FSDP2 alone; ``ep``: experts divided, a
                 token sent once to a GPU; ``all_to_all``: transformers' dispatch; our kernels on all three.
                 ``liger``: FSDP2 alone, upstream's grouped_mm and Liger, in a job before the others.
@@ -35,7 +39,7 @@ from typing import Any
 
 from benchmarks._record import RESULTS
 
-PARTS = ("link", "sequences", "longest", "whole", "experts")
+PARTS = ("link", "sequences", "memory", "longest", "whole", "experts")
 TARGET = "parallel_gpu-cuda.json"
 _WORKER = "benchmarks._parallel_worker"
 

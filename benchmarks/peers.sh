@@ -3,7 +3,7 @@
 #
 # FOLDER then holds peers.tar.xz, fla.tar.xz (flash-linear-attention, which upstream's code uses wherever it can be
 # imported), triton.tar.xz (a Triton whose compiler takes its backward on Hopper), unsloth.tar.xz (which wants other
-# releases of TRL and datasets than ours) and environment.sh, to be sourced where the GPU is: `. FOLDER/environment.sh`
+# releases of TRL and datasets than ours), deepspeed.tar.xz (for ALST) and environment.sh, to be sourced where the GPU is: `. FOLDER/environment.sh`
 # for the peers, and `. FOLDER/environment.sh fla triton` for these, too. Packages are for Python 3.12, without what
 # they need. platformdirs is one that this package itself needs. A checkout of
 # batch-invariant-ops (github.com/thinking-machines-lab) is packed if BATCH_INVARIANT_OPS names one.
@@ -50,6 +50,14 @@ unpacked unsloth unsloth==2026.10.9 unsloth_zoo==2026.10.9 trl==1.15.0 datasets=
 find "$work/unsloth/bitsandbytes" -name '*.so' ! -name '*_cuda130.so' ! -name '*_cpu.so' -delete
 rm -rf "$work"/unsloth/{studio,unsloth_cli}
 tar cJf "$out/unsloth.tar.xz" -C "$work" unsloth
+
+# DeepSpeed comes as source; its Python alone is enough for what is measured.
+unpacked deepspeed hjson==3.1.0 msgpack==1.2.4 py-cpuinfo==9.0.0 psutil==7.2.2 pydantic==2.14.4 \
+	pydantic_core==2.50.5 typing_inspection==0.4.5 annotated_types==0.8.0
+"${PYTHON:-python3}" -m pip download -q --no-deps --no-binary=:all: -d "$work" deepspeed==0.19.8
+tar xzf "$work"/deepspeed-0.19.8.tar.gz -C "$work/deepspeed" --strip-components 1 \
+	deepspeed-0.19.8/{deepspeed,op_builder,accelerator,version.txt}
+tar cJf "$out/deepspeed.tar.xz" -C "$work" deepspeed
 
 unpacked triton triton==3.7.1
 # What compiles for other GPUs, and what only looks at code, is most of it.

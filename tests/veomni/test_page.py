@@ -124,5 +124,6 @@ def test_the_examples_of_the_page(run, home):
     (migrate,) = re.findall(r"^veomni-hook (migrate .+)$", page, re.MULTILINE)
     printed = " ".join(run(folder, device, "veomni_hook", *migrate.split()).split())
     shown = re.findall(r"^(?:covered|kept)  .+$", page, re.MULTILINE)
-    assert len(shown) == 3 and all(" ".join(line.split()) in printed for line in shown)
+    missing = [line for line in shown if " ".join(line.split()) not in printed]
+    assert len(shown) == 3 and not missing, printed
     assert "6 covered, 3 kept" in printed and "three of nine patches" in page

@@ -3,7 +3,8 @@
 Forward:  y = a * u, where a = activation(gate) and u = up, or clamped as the variant defines
 Backward: du = dy * a,  dgate = (dy * u) * activation'(gate); a is recomputed
 Shapes: gate, up, y ``[..., intermediate]``, one dtype. Rows may have any stride, so both may be halves of one
-projection. Saved: gate, up; the projection of y saves nothing more (`recomputed`). Mutates: nothing.
+projection. Saved: gate, up; the projection of y saves nothing more (`recomputed`). Mutates: nothing that
+others can read; the backward of that projection lets gradients take the place of gate and up, and y of dy.
 Every step is rounded as in upstream's operators; exp and quotients use the device's fast versions, a few ulp
 of float32 away.
 """
