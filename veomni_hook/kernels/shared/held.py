@@ -62,7 +62,7 @@ def are_spent(new: torch.Tensor, *tensors: torch.Tensor) -> bool:
             the call is a statement of its own: what waits for the result would refer to them, too.
         tensors: those in question.
     """
-    if not _COUNTED:
+    if not _COUNTED or is_dynamo_compiling():
         return False
     # As many references as to a new one, whatever Python's own calls add.
     alone, *counts = (
