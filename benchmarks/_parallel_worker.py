@@ -238,7 +238,7 @@ def _hooks(model: Any, attach: Callable[[Any], None]) -> list[Any]:
 
 
 def memory(job: Job) -> Iterator[dict[str, Any]]:
-    """Yield a row for each length: one sequence that both GPUs share, with little memory but for the ring."""
+    """Yield a row for each length: one sequence that both GPUs share."""
     from veomni_hook.memory import parts
     from veomni_hook.memory.remedies import with_setting
 

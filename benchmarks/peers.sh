@@ -3,8 +3,8 @@
 #
 # FOLDER then holds peers.tar.xz, fla.tar.xz (flash-linear-attention, which upstream's code uses wherever it can be
 # imported), triton.tar.xz (a Triton whose compiler takes its backward on Hopper), unsloth.tar.xz (which wants other
-# releases of TRL and datasets than ours), deepspeed.tar.xz (for ALST) and environment.sh, to be sourced where the GPU is: `. FOLDER/environment.sh`
-# for the peers, and `. FOLDER/environment.sh fla triton` for these, too. Packages are for Python 3.12, without what
+# releases of TRL and datasets than ours), deepspeed.tar.xz (for ALST) and environment.sh, to be sourced where the GPU
+# is: `. FOLDER/environment.sh` for the peers, and `. FOLDER/environment.sh fla triton` for these, too. Packages are for Python 3.12, without what
 # they need. platformdirs is one that this package itself needs. A checkout of
 # batch-invariant-ops (github.com/thinking-machines-lab) is packed if BATCH_INVARIANT_OPS names one.
 set -euo pipefail

@@ -79,12 +79,14 @@ def facts(model):
     output.loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     digest = hashlib.sha256(b"".join(grad.numpy().tobytes() for grad in grads.values())).hexdigest()
+    embedded = model.get_input_embeddings()(ids)
     layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     return {
         "loss": output.loss.item(),
         "digest": digest,
         "norms": {name: grad.norm().item() for name, grad in grads.items()},
         "checkpointed": len(layers),
+        "leaf": embedded.requires_grad and embedded.is_leaf,
     }
 
 

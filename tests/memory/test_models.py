@@ -26,6 +26,7 @@ def test_loss_and_gradients_are_those_without_it(tmp_path_factory, setting):
     saving = trained(tmp_path_factory, setting)
     for name in MODELS:
         expected, found = plain[name], saving[name]
+        assert not found["leaf"], name
         assert (found["checkpointed"] > 0) is ("checkpoint" in setting), name
         if "tiles" in setting:
             assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6), name

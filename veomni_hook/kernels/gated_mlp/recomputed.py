@@ -159,7 +159,7 @@ class _GatedLinear(torch.autograd.Function):
         if to_gate or to_up:
             dproduct = cut(torch.matmul(dy, padded(weight, columns)), columns)
             new = gate.new_empty(0)
-            spent = are_spent(new, gate, up)
+            spent = ctx.node is not None and are_spent(new, gate, up)
             dgate, dup, product = ctx.rule.backward(gate, up, dproduct, spent)
         if to_weight:
             product = ctx.rule.again(gate, up) if product is None else product

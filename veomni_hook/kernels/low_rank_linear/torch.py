@@ -100,7 +100,7 @@ class _Linear(torch.autograd.Function):
         if ctx.rule is not None:
             if dx is not None:
                 new = gate.new_empty(0)
-                spent = are_spent(new, gate, value)
+                spent = ctx.node is not None and are_spent(new, gate, value)
                 dgate, dvalue, x = ctx.rule.backward(gate, value, dx.view(gate.shape), spent)
                 dx = None
             elif to_weight or to_down or h is None:

@@ -2,7 +2,8 @@
 
 What a custom function saves, torch packs when its forward is done. A checkpoint recomputes a region only
 until the last saved tensor is there again: a function at its end, whose result nobody needs then, would
-compute it in vain. So these tensors are saved by a node of their own, in front of the function.
+compute it in vain. So these tensors are saved by a node of their own, in front of the function. What was
+recomputed for one backward is read there for the last time: its memory is free (`are_spent`).
 """
 
 from __future__ import annotations
