@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, NamedTuple
 
 from benchmarks._families import Family, shape
@@ -66,6 +67,33 @@ class LoraWorker(Worker):
         lines = str(veomni_hook.explain(self.model)).splitlines()
         told = [each.strip() for each in lines if "low_rank_linear/" in each or "moe_experts/" in each]
         return {"explain": told}
+
+    def fits(self, length: int, beside: int) -> dict[str, Any]:
+        """Return what a step of ``length`` tokens takes beside an allocation of bytes, or ``full``."""
+        import torch
+
+        generator = torch.Generator().manual_seed(length)
+        self.ids = torch.randint(0, self.case.family.fields["vocab_size"], (1, length), generator=generator)
+        self.ids = self.ids.to(self.device)
+        try:
+            ballast = torch.empty(beside, dtype=torch.uint8, device=self.device)
+            torch.cuda.reset_peak_memory_stats()
+            self._synchronize()
+            began = time.perf_counter()
+            loss = self._step("longest").item()
+            self._synchronize()
+            seconds = round(time.perf_counter() - began, 2)
+            del ballast
+            return {
+                "length": length,
+                "seconds": seconds,
+                "peak": torch.cuda.max_memory_allocated(),
+                "loss": loss,
+            }
+        except torch.OutOfMemoryError as error:
+            return {"length": length, "full": str(error).splitlines()[0][:200]}
+        finally:
+            self._clear()
 
     def _make(self, family: Family, *, liger: bool) -> None:
         import torch

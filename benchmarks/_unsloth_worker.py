@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks._families import Family
 from benchmarks._family_worker import serve
 from benchmarks._lora_worker import CHECKPOINTED, LoraWorker
 
@@ -41,7 +42,7 @@ class UnslothWorker(LoraWorker):
         _save_tokenizer(checkpoint)
         loaded, _ = FastLanguageModel.from_pretrained(
             str(checkpoint),
-            max_seq_length=self.case.family.length,
+            max_seq_length=_most_tokens(self.case.family),
             dtype=torch.bfloat16,
             load_in_4bit=False,
             use_gradient_checkpointing=_CHECKPOINTING,
@@ -52,6 +53,11 @@ class UnslothWorker(LoraWorker):
 
     def _checkpoint(self) -> None:
         """Do nothing: its loader was told."""
+
+
+def _most_tokens(family: Family) -> int:
+    """Return the most tokens of a sequence: those that the config names, or those of the step."""
+    return int(family.fields.get("max_position_embeddings", family.length))
 
 
 def _save_tokenizer(folder: Path) -> None:

@@ -3,13 +3,16 @@
     python -m benchmarks.longest_gpu                      # 80 GB; about 300 s
     python -m benchmarks.longest_gpu --memory 141         # of a larger GPU
     python -m benchmarks.longest_gpu --plan               # predictions alone
+    python -m benchmarks.longest_gpu --optimizer host     # gradients leave the GPU in the backward
+    python -m benchmarks.longest_gpu --whole 131072 --optimizer 8bit     # all layers, with their optimizer
     python -m benchmarks.longest_gpu --lengths 32768      # what the parts of the setting cost at a length
 
-Whole models in bfloat16, weights and gradients on the GPU, the states of the optimizer elsewhere, with
-``VEOMNI_MEMORY=checkpoint,offload,tiles``. The longest sequence is predicted and then trained: with some of
-the layers, so that it ends in time, and an allocation in place of the weights and gradients of the others.
-What layers keep is on the host, so the GPU needs no more for more of them; what the host needs for all of
-them is printed. No optimizer runs. Use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.
+Whole models in bfloat16, weights and gradients on the GPU, with ``VEOMNI_MEMORY=checkpoint,offload,tiles``.
+The longest sequence is predicted and then trained: with some of the layers, so that it ends in time, and an
+allocation in place of the weights and gradients of the others. What layers keep is on the host, so the GPU
+needs no more for more of them; what the host needs for all of them is printed. ``--optimizer``: AdamW of
+torchao, whose states, gradients and a copy of the weights are on the host, or states of 8 bits on the GPU; by
+default none runs. Use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.
 """
 
 from __future__ import annotations
@@ -70,12 +73,26 @@ def batch(model: Any, length: int, device: str) -> dict[str, Any]:
     return {"input_ids": ids, "labels": ids, "use_cache": False}
 
 
-def size_of(model: Any) -> int:
-    """Return the bytes of weights and gradients."""
-    return sum(p.numel() * p.element_size() * (1 + p.requires_grad) for p in model.parameters())
+def size_of(model: Any, *, gradients: bool = True) -> int:
+    """Return the bytes of weights, and of their gradients."""
+    return sum(
+        p.numel() * p.element_size() * (1 + (gradients and p.requires_grad)) for p in model.parameters()
+    )
 
 
-def planned(name: str, memory: int, layers: int, device: str) -> dict[str, Any]:
+def optimizer_of(kind: str, model: Any) -> Any:
+    """Return torchao's AdamW: ``host``, ``8bit``, or None for ``none``."""
+    if kind == "none":
+        return None
+    import torch
+    from torchao.optim import AdamW8bit, CPUOffloadOptimizer
+
+    if kind == "8bit":
+        return AdamW8bit(model.parameters(), lr=1e-5)
+    return CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, offload_gradients=True, lr=1e-5)
+
+
+def planned(name: str, memory: int, layers: int, device: str, optimizer: str) -> dict[str, Any]:
     """Return the longest sequence whose step takes ``memory`` bytes, and the parts of its peak.
 
     Args:
@@ -83,13 +100,14 @@ def planned(name: str, memory: int, layers: int, device: str) -> dict[str, Any]:
         memory: bytes.
         layers: so many are predicted; the weights and gradients of the others are added.
         device: where the step would run.
+        optimizer: ``host``: gradients are gone when the next layer runs; of all others they stay.
     """
     import torch
 
     from veomni_hook.memory.lengths import longest
     from veomni_hook.memory.prediction import predict
 
-    model, whole = built(name, "meta", layers), size_of(built(name, "meta"))
+    model, whole = built(name, "meta", layers), size_of(built(name, "meta"), gradients=optimizer != "host")
     others = whole - size_of(model)
     began, predictions = time.perf_counter(), dict[int, Any]()
 
@@ -111,15 +129,18 @@ def planned(name: str, memory: int, layers: int, device: str) -> dict[str, Any]:
     }
 
 
-def trained(name: str, length: int, layers: int, memory: int, whole: int) -> dict[str, Any]:
-    """Return what two steps take: of some layers, beside an allocation for the others.
+def trained(
+    name: str, length: int, memory: int, optimizer: str, layers: int | None = None, whole: int = 0
+) -> dict[str, Any]:
+    """Return what two steps take: of all layers, or of some beside an allocation for the others.
 
     Args:
         name: of the model.
         length: tokens.
-        layers: how many there are.
         memory: the bytes that the process may take.
-        whole: the bytes of the weights and gradients of all layers.
+        optimizer: see `optimizer_of`.
+        layers: how many there are; None: all.
+        whole: the bytes of the weights of all layers, and of their gradients if these stay.
     """
     import torch
 
@@ -128,9 +149,12 @@ def trained(name: str, length: int, layers: int, memory: int, whole: int) -> dic
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total))
     model = built(name, "cuda", layers)
-    ballast = torch.empty(whole - size_of(model), dtype=torch.uint8, device="cuda")
+    adam = optimizer_of(optimizer, model)
+    own = size_of(model, gradients=optimizer != "host")
+    ballast = torch.empty(max(0, whole - own), dtype=torch.uint8, device="cuda")
     inputs = batch(model, length, "cuda")
-    facts: dict[str, Any] = {"layers": layers, "length": length}
+    number = MODELS[name][1]["num_hidden_layers"]
+    facts: dict[str, Any] = {"layers": layers or number, "length": length, "optimizer": optimizer}
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -139,14 +163,18 @@ def trained(name: str, length: int, layers: int, memory: int, whole: int) -> dic
         loss.backward()
         torch.cuda.synchronize()
         facts["seconds"] = round(time.perf_counter() - began, 2)
+        if adam is not None:
+            adam.step()
+            torch.cuda.synchronize()
+            facts["optimizer_seconds"] = round(time.perf_counter() - began - facts["seconds"], 2)
         facts["peak"] = torch.cuda.max_memory_allocated()
         facts["reserved"] = torch.cuda.max_memory_reserved()
-        facts["loss"] = loss.item()
+        facts.setdefault("losses", []).append(loss.item())
         if facts["seconds"] > 60:
             break
         model.zero_grad(set_to_none=True)
     # What each layer keeps is the same.
-    facts["host"] = BLOCKS.held * BLOCK * MODELS[name][1]["num_hidden_layers"] // layers
+    facts["host"] = BLOCKS.held * BLOCK * number // facts["layers"]
     del ballast
     return facts
 
@@ -188,7 +216,9 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=80.0, metavar="GB")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--plan", action="store_true")
-    parser.add_argument("--lengths", type=int, nargs="+")
+    parser.add_argument("--optimizer", choices=("none", "host", "8bit"), default="none")
+    parser.add_argument("--whole", type=int, nargs="+", metavar="LENGTH", default=[])
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="LENGTH", default=[])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
     options = parser.parse_args()
@@ -200,42 +230,49 @@ def main() -> None:
     from veomni_hook.tools.bench.record import circumstances, write
 
     memory = int(options.memory * 1e9)
-    rows = []
+    rows: list[dict[str, Any]] = []
+
+    def noted(facts: dict[str, Any], told: str) -> None:
+        rows.append(facts)
+        print(told, flush=True)
+        write(circumstances("longest_gpu", options.device) | {"cases": rows}, options.out)
+
+    def measured(facts: dict[str, Any], length: int, **some: int) -> None:
+        try:
+            facts |= trained(facts["model"], length, memory, options.optimizer, **some)
+            sizes = {part: facts[part] / GIBIBYTE for part in ("peak", "reserved", "host")}
+            told = ", ".join(f"{part} {size:.2f}" for part, size in sizes.items())
+            step = f"{facts['seconds']} s, and {facts.get('optimizer_seconds', 0)} s of the optimizer"
+            noted(facts, f"    {facts['layers']} layers, {length:,} tokens: {step}; GiB: {told}")
+        except torch.OutOfMemoryError as error:
+            facts["error"] = str(error).splitlines()[0]
+            noted(facts, f"    {facts['error']}")
+        gc.collect()
+        torch.cuda.empty_cache()
+
     for name in MODELS:
         if not name.startswith(tuple(options.models) or ""):
             continue
-        for length in options.lengths or ():
+        for length in options.lengths:
             facts = costs(name, length, options.layers)
-            rows.append(facts)
             told = ", ".join(
                 f"{text} {row['ms']:.1f} ms {row['peak'] / GIBIBYTE:.2f} GiB"
                 for text, row in facts["settings"].items()
             )
-            print(f"{name}, {options.layers} layers, {length:,} tokens: {told}", flush=True)
-            write(circumstances("longest_gpu", options.device) | {"cases": rows}, options.out)
-        if options.lengths:
+            noted(facts, f"{name}, {options.layers} layers, {length:,} tokens: {told}")
+        for length in options.whole:
+            print(f"{name}, optimizer: {options.optimizer}")
+            measured({"model": name, "memory": memory}, length)
+        if options.lengths or options.whole:
             continue
-        facts = planned(name, int(SHARE * memory), options.layers, options.device)
-        rows.append(facts)
-        parts = ", ".join(f"{part} {size / GIBIBYTE:.2f}" for part, size in [*facts["parts"].items()][:9])
+        facts = planned(name, int(SHARE * memory), options.layers, options.device, options.optimizer)
         print(
             f"{name}: {facts['longest']:,} tokens in {options.memory:.0f} GB, planned in {facts['seconds']} s"
         )
-        print(f"    {parts}", flush=True)
+        parts = ", ".join(f"{part} {size / GIBIBYTE:.2f}" for part, size in [*facts["parts"].items()][:9])
+        print(f"    {facts['predicted'] / GIBIBYTE:.2f} GiB: {parts}", flush=True)
         if not options.plan and facts["longest"]:
-            try:
-                facts |= trained(
-                    name, facts["longest"], options.layers, memory, facts["weights and gradients"]
-                )
-                sizes = {part: facts[part] / GIBIBYTE for part in ("peak", "predicted", "reserved", "host")}
-                told = ", ".join(f"{part} {size:.2f}" for part, size in sizes.items())
-                print(f"    {options.layers} layers: {facts['seconds']} s, GiB: {told}", flush=True)
-            except torch.OutOfMemoryError as error:
-                facts["error"] = str(error).splitlines()[0]
-                print("   ", facts["error"], flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-        write(circumstances("longest_gpu", options.device) | {"cases": rows}, options.out)
+            measured(facts, facts["longest"], layers=options.layers, whole=facts["weights and gradients"])
 
 
 if __name__ == "__main__":

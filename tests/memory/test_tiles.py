@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -70,6 +72,45 @@ def test_the_forward_runs_twice(setting):
     stack = Stack(1, mlp=Tiled)
     step(stack, inputs(2, 16), checkpoint.run if "checkpoint" in setting else lambda layer, x: layer(x))
     assert stack.layers[0].mlp.calls == 2 * 4
+
+
+@tiles.by_position
+class Ending(Mlp):
+    """Counts the calls that came to their end."""
+
+    ends = 0
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.ends += 1
+        return y
+
+
+@pytest.mark.parametrize("setting", ["tiles=8", "checkpoint,tiles=8"])
+def test_the_last_product_is_computed_once(setting):
+    parts.tell(setting)
+    stack = Stack(1, mlp=Ending)
+    step(stack, inputs(2, 16), checkpoint.run if "checkpoint" in setting else lambda layer, x: layer(x))
+    assert (stack.layers[0].mlp.calls, stack.layers[0].mlp.ends) == (2 * 4, 4)
+
+
+def test_the_graph_of_a_tile_holds_neither_x_nor_y():
+    parts.tell("checkpoint,tiles=8")
+    stack, storages = Stack(1, mlp=Tiled), []
+    note = lambda mlp, *operands: storages.extend(weakref.ref(t.untyped_storage()) for (t,) in operands)  # noqa: E731
+    stack.layers[0].mlp.register_forward_hook(lambda mlp, operands, y: note(mlp, operands, (y,)))
+    loss = stack(inputs().requires_grad_(), checkpoint.run)
+    assert [storage() for storage in storages] == [None, None]
+    loss.backward()
+
+
+def test_a_graph_that_is_kept_is_used_twice():
+    mlp, x = Tiled(), inputs().requires_grad_()
+    loss = mlp(x).square().sum()
+    once = torch.autograd.grad(loss, [x, *mlp.parameters()], retain_graph=True)
+    twice = torch.autograd.grad(loss, [x, *mlp.parameters()])
+    for a, b in zip(once, twice, strict=True):
+        close(a, b, 0)
 
 
 @tiles.by_position

@@ -1,12 +1,14 @@
 """Modules that work on each position by itself, run on some positions at a time.
 
-Forward:  y[tile] = module(x[tile]) without a graph, tile by tile
+Forward:  y[tile] = module(x[tile]), each tile in a checkpoint of its own, whose graph is kept
 Backward: for each tile, its forward once more, then dx[tile] and a share of the parameters' gradients
 Shapes: x ``[batch, positions, width]``, y ``[batch, positions, any]``; a tile is ``[1, rows, width]``, some
 of all ``batch * positions`` rows. Saved: x. Gradients of parameters are summed in float32. Mutates: nothing.
 
-A layer that is checkpointed runs the module no more often: its recomputation ends where x is saved
-(`veomni_hook.kernels.shared.held`). Random numbers of a tile are the same in both of its passes.
+The graph of a tile has ends of its own (`_Enter`, `_Leave`): it holds no tensor, and neither x nor y. A layer
+that is checkpointed runs the module no more often: its recomputation ends where x is saved
+(`veomni_hook.kernels.shared.held`), and that of a tile before its last product. Random numbers of a tile are
+the same in both of its passes.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_dynamo_compiling
-from torch.utils.checkpoint import get_device_states, set_device_states
+from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from veomni_hook.kernels.shared.autograd import is_recorded
 from veomni_hook.kernels.shared.held import hold, saved_by
@@ -94,14 +97,21 @@ def _rows(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> int:
 
 
 class _Call:
-    """A call of a module in tiles of ``rows``: what both of its passes share."""
+    """A call of a module in tiles of ``rows``: what both of its passes share.
+
+    Attributes:
+        x, dx, dy: the tiles of these, while a pass runs; dx is None where nobody wants it.
+    """
 
     def __init__(self, forward: Forward, module: nn.Module) -> None:
         self.forward, self.module, self.rows = forward, module, 0
         self.modules = [*module.modules()]
         named = {id(p): p for part in self.modules for p in part._parameters.values() if p is not None}
         self.parameters = [*named.values()]
-        self.states: list[Any] = []
+        self.states: dict[int, Any] = {}
+        self.x: tuple[torch.Tensor, ...] = ()
+        self.dx: tuple[torch.Tensor, ...] | None = None
+        self.dy: tuple[torch.Tensor, ...] = ()
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """Return the module's result, computed tile by tile."""
@@ -122,15 +132,13 @@ class _Call:
         finally:
             _running.tile = outer
 
-    def first(self, tile: torch.Tensor) -> torch.Tensor:
-        """Run a tile for the first time."""
-        before, states = place_of(tile.device), (torch.get_rng_state(), *get_device_states(tile))
-        y = self(tile)
-        self.states.append(None if place_of(tile.device) == before else states)
-        return y
-
-    def again(self, number: int, tile: torch.Tensor) -> torch.Tensor:
-        """Run a tile with the random numbers that it had."""
+    def turn(self, number: int, tile: torch.Tensor) -> torch.Tensor:
+        """Run a tile: for the first time, or again with the random numbers that it had."""
+        if number not in self.states:
+            before, states = place_of(tile.device), (torch.get_rng_state(), *get_device_states(tile))
+            y = self(tile)
+            self.states[number] = None if place_of(tile.device) == before else states
+            return y
         if self.states[number] is None:
             return self(tile)
         state, devices, states = self.states[number]
@@ -140,54 +148,94 @@ class _Call:
             set_device_states(devices, states, device_type=kind)
             return self(tile)
 
+    def recorded(self, leaf: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a tile of `x` from ``leaf``; return the end of its graph, and its result without one."""
+        y = self.turn(number, _Enter.apply(leaf, self, number))  # type: ignore[no-untyped-call]
+        return _Leave.apply(y, self, number), y.detach()  # type: ignore[no-untyped-call]
+
+
+class _Enter(torch.autograd.Function):
+    """The beginning of a tile's graph: a tile of x, whose gradient goes to dx."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, call: _Call, number: int) -> torch.Tensor:
+        ctx.call, ctx.number = call, number
+        return call.x[number].detach()
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor) -> tuple[None, ...]:
+        ctx.call.dx[ctx.number].copy_(dx)
+        return None, None, None
+
+
+class _Leave(torch.autograd.Function):
+    """The end of a tile's graph: no element of y, whose gradient comes from dy."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, call: _Call, number: int) -> torch.Tensor:
+        ctx.call, ctx.number = call, number
+        return y.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.call.dy[ctx.number], None, None
+
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, handle: torch.Tensor, call: _Call, x: torch.Tensor, *parameters: torch.Tensor
     ) -> torch.Tensor:
-        ctx.node, ctx.call, ctx.parameters = handle.grad_fn, call, parameters
+        ctx.node, ctx.call, ctx.parameters, ctx.ends = handle.grad_fn, call, parameters, []
         kind = x.device.type
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        first, *others = call.cut(x)
-        part = call.first(first)
-        y = part.new_empty((*x.shape[:2], part.shape[-1]))
-        into, *rest = call.cut(y)
-        into.copy_(part)
-        for tile, into in zip(others, rest, strict=True):
-            into.copy_(call.first(tile))
+        ctx.leaf = x.new_empty(0, requires_grad=ctx.needs_input_grad[2])
+        call.x = call.cut(x)
+        y: torch.Tensor | None = None
+        # The checkpoint of a layer would expect its recomputation to save what is saved here.
+        with torch.enable_grad(), saved_tensors_hooks(_same, _same):
+            for number in range(len(call.x)):
+                end, part = checkpoint(
+                    call.recorded, ctx.leaf, number, use_reentrant=False, preserve_rng_state=False
+                )
+                ctx.ends.append(end)
+                if y is None:
+                    y = part.new_empty((*x.shape[:2], part.shape[-1]))
+                    into = call.cut(y)
+                into[number].copy_(part)
+        call.x = ()
+        assert y is not None  # noqa: S101 - a tile is smaller than x
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         x = saved_by(ctx.node)[0]
-        call, parameters = ctx.call, ctx.parameters
+        call, parameters, needs_dx = ctx.call, ctx.parameters, ctx.needs_input_grad[2]
         assert x is not None  # noqa: S101 - it is held
-        kind, dtype, enabled = ctx.autocast
-        wanted = [*parameters] if not ctx.needs_input_grad[2] else [x, *parameters]
-        with torch.autocast(kind, dtype, enabled=enabled):
-            if is_recorded():
-                y = torch.cat([call.again(*tile) for tile in enumerate(call.cut(x))], 1).view(dy.shape)
-                slopes = torch.autograd.grad(y, wanted, dy, create_graph=True, allow_unused=True)
-                return None, None, *([] if wanted[0] is x else [None]), *slopes
-            dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
-            of_x = [None] * len(call.cut(x)) if dx is None else call.cut(dx)
-            sums: list[torch.Tensor | None] = [None] * len(parameters)
-            for number, (tile, dtile, into) in enumerate(zip(call.cut(x), call.cut(dy), of_x, strict=True)):
-                leaf = tile.detach().requires_grad_(dx is not None)
-                with torch.enable_grad():
-                    y = call.again(number, leaf)
-                operands = (leaf, *parameters) if into is not None else parameters
-                slopes = torch.autograd.grad(y, operands, dtile, allow_unused=True)
-                if into is not None:
-                    into.copy_(slopes[0])
-                    slopes = slopes[1:]
-                sums = [_added(total, slope) for total, slope in zip(sums, slopes, strict=True)]
+        if is_recorded():
+            kind, dtype, enabled = ctx.autocast
+            with torch.autocast(kind, dtype, enabled=enabled):
+                y = torch.cat([call.turn(*tile) for tile in enumerate(call.cut(x))], 1).view(dy.shape)
+            wanted = [x, *parameters] if needs_dx else [*parameters]
+            slopes = torch.autograd.grad(y, wanted, dy, create_graph=True, allow_unused=True)
+            return None, None, *([] if needs_dx else [None]), *slopes
+        dx = x.new_empty(x.shape) if needs_dx else None
+        call.x, call.dy, call.dx = call.cut(x), call.cut(dy), None if dx is None else call.cut(dx)
+        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        operands = [ctx.leaf, *parameters] if needs_dx else [*parameters]
+        for end in ctx.ends:
+            slopes = torch.autograd.grad(end, operands, end.detach(), retain_graph=True, allow_unused=True)
+            sums = [_added(total, slope) for total, slope in zip(sums, slopes[needs_dx:], strict=True)]
+            del slopes  # before the next tile's
+        call.x, call.dy, call.dx = (), (), None
         slopes_of = (
-            None if total is None else total.to(parameter.dtype)
-            for total, parameter in zip(sums, parameters, strict=True)
+            None if (total := sums.pop(0)) is None else total.to(parameter.dtype) for parameter in parameters
         )
         return None, None, dx, *slopes_of
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _added(total: torch.Tensor | None, slope: torch.Tensor | None) -> torch.Tensor | None:
