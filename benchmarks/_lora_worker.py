@@ -80,7 +80,7 @@ class LoraWorker(Worker):
             torch.cuda.reset_peak_memory_stats()
             self._synchronize()
             began = time.perf_counter()
-            loss = self._step("longest").item()
+            loss = self._step(next(iter(self.runs))).item()
             self._synchronize()
             seconds = round(time.perf_counter() - began, 2)
             del ballast

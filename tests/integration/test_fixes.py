@@ -77,6 +77,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import veomni_hook
 sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
              num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24)
+torch.manual_seed(0)
 model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes))
 (router,) = (module for module in model.modules() if type(module).__name__.endswith("Router"))
 torch.nn.init.normal_(router.weight)
@@ -95,5 +96,5 @@ def test_logits_in_float32_under_autocast(tmp_path):
     fixes = ({}, {"VEOMNI_PATCHES": "veomni_hook.patches.fixes.router_in_float32"})
     script = f"affected = {AFFECTED}\n{UNDER_AUTOCAST}"
     plain, fixed = (facts(p) for p in [started("-c", script, cache=tmp_path, **fix) for fix in fixes])
-    assert plain["far"] > 1e-3 and plain["route"]
+    assert plain["far"] > 2e-4 and plain["route"]
     assert fixed["dtype"] == "torch.float32" and fixed["far"] < 1e-5 and fixed["route"]

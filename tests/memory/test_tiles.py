@@ -94,13 +94,21 @@ def test_the_last_product_is_computed_once(setting):
     assert (stack.layers[0].mlp.calls, stack.layers[0].mlp.ends) == (2 * 4, 4)
 
 
+@tiles.by_position
+class Noting(Mlp):
+    """Notes the memory of its operands and results."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.noted = [*getattr(self, "noted", ()), *(weakref.ref(t.untyped_storage()) for t in (x, y))]
+        return y
+
+
 def test_the_graph_of_a_tile_holds_neither_x_nor_y():
     parts.tell("checkpoint,tiles=8")
-    stack, storages = Stack(1, mlp=Tiled), []
-    note = lambda mlp, *operands: storages.extend(weakref.ref(t.untyped_storage()) for (t,) in operands)  # noqa: E731
-    stack.layers[0].mlp.register_forward_hook(lambda mlp, operands, y: note(mlp, operands, (y,)))
+    stack = Stack(1, mlp=Noting)
     loss = stack(inputs().requires_grad_(), checkpoint.run)
-    assert [storage() for storage in storages] == [None, None]
+    assert [memory() for memory in stack.layers[0].mlp.noted] == [None] * 2 * 6
     loss.backward()
 
 

@@ -55,8 +55,11 @@ def run(home):
     def command(folder: str, device: str, *arguments: str, **settings: str) -> str:
         unable = UNABLE.get((folder, device))
         stand_ins = [str(home / "stand_ins" / unable.package)] if unable and unable.package else []
+        # pytest imports readline, which sets COLUMNS for the processes of xdist: tables would be narrow.
         environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("VEOMNI_") and name != "COLUMNS"
         } | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(home), *stand_ins]),
             "HF_HUB_OFFLINE": "1",
