@@ -46,6 +46,15 @@ EXPERTS = {
 }
 
 
+#: Of the parts of a plan: what they are called together.
+PARTS = {
+    "weights and their gradients": ("weights", "weights and gradients of other layers", "gradients"),
+    "residuals and norms": ("layers", "input_layernorm", "post_attention_layernorm", "model", "embed_tokens"),
+    "attention": ("self_attn", "inside of attention", "rotary_emb"),
+    "gradients of attention": ("backward pass",),
+}
+
+
 class Plot(NamedTuple):
     """A picture: its title for those who do not see it, its numbers, and what draws them."""
 
@@ -99,6 +108,23 @@ def kernels_data() -> dict[str, Any]:
         f"Loss, % of {own}": _shares(bench, LOSS, "step"),
         "Experts, % of a product's rate": _shares(experts, EXPERTS, "step", eager="grouped_mm"),
     }
+
+
+def memory_data() -> dict[str, dict[str, float]]:
+    """Return GiB by part at the peak of the longest steps of a model in 80 GB."""
+    found = {}
+    for case in _read("longest_gpu-cuda.json")["cases"]:
+        if case["model"] != "Qwen3-8B" or "parts" not in case:
+            continue
+        kept = "gradients leave" if case["optimizer"] == "host" else "gradients stay"
+        parts = {
+            name: sum(case["parts"].get(part, 0) for part in together) for name, together in PARTS.items()
+        }
+        parts["other"] = case["predicted"] - sum(parts.values())
+        found[f"{kept}\n{case['length']:,} tokens"] = {
+            name: round(size / 2**30, 1) for name, size in parts.items()
+        }
+    return found
 
 
 def draw_step(pyplot: Any, data: Mapping[str, Any]) -> Any:
@@ -179,6 +205,25 @@ def draw_kernels(pyplot: Any, data: Mapping[str, Any]) -> Any:
     return figure
 
 
+def draw_memory(pyplot: Any, data: Mapping[str, Mapping[str, float]]) -> Any:
+    """Draw a bar for each step, divided into the parts of its memory."""
+    figure, axis = pyplot.subplots(figsize=(8.4, 2.2), layout="constrained")
+    starts = [0.0] * len(data)
+    for name, colour in zip([*PARTS, "other"], COLOURS.values(), strict=False):
+        sizes = [parts[name] for parts in data.values()]
+        bars = axis.barh(
+            list(data), sizes, 0.6, left=starts, color=colour, edgecolor=INK, linewidth=0.6, label=name
+        )
+        texts = [f"{size:.1f}" if size > 2 else "" for size in sizes]
+        axis.bar_label(bars, texts, label_type="center", fontsize=8, color=INK)
+        starts = [start + size for start, size in zip(starts, sizes, strict=True)]
+    axis.set_title("GiB at the peak")
+    axis.invert_yaxis()
+    axis.tick_params(axis="y", length=0)
+    figure.legend(loc="outside lower center", ncols=len(PARTS) + 1)
+    return figure
+
+
 def _grouped(axis: Any, rows: Mapping[str, Mapping[str, float]]) -> None:
     height = 0.8 / len(PEERS)
     for number, side in enumerate(PEERS):
@@ -242,6 +287,11 @@ PLOTS = {
     ),
     "families": Plot(
         "Step time and memory of models on an H200, relative to eager", families_data, draw_families
+    ),
+    "memory": Plot(
+        "Where the memory of the longest step of Qwen3-8B goes in 80 GB, with offload and tiles",
+        memory_data,
+        draw_memory,
     ),
     "kernels": Plot(
         "What share of the hardware's limit kernels reach on an H200", kernels_data, draw_kernels
