@@ -3,7 +3,8 @@
 Forward:  y[tile] = module(x[tile]) without a graph, tile by tile
 Backward: for each tile, its forward once more, then dx[tile] and a share of the parameters' gradients
 Shapes: x ``[batch, positions, width]``, y ``[batch, positions, any]``; a tile is ``[1, rows, width]``, some
-of all ``batch * positions`` rows. Saved: x. Gradients of parameters are summed in float32. Mutates: nothing.
+of all ``batch * positions`` rows. In towers and shared experts x is ``[rows, width]``, and so are tiles.
+Saved: x. Gradients of parameters are summed in float32. Mutates: nothing.
 
 A layer that is checkpointed runs the module no more often: its recomputation ends where x is saved
 (`veomni_hook.kernels.shared.held`). Random numbers of a tile are the same in both of its passes.
@@ -70,7 +71,7 @@ def _call(forward: Forward, module: nn.Module, x: torch.Tensor) -> _Call | None:
     """Return the call of ``module`` with ``x`` in tiles, or None if it runs on all positions at once."""
     if not parts.in_force().tiles or _running.tile or not torch.is_grad_enabled() or is_dynamo_compiling():
         return None
-    if x.dim() != 3 or not_plain(x) is not None or untraceable() is not None:
+    if x.dim() not in (2, 3) or not_plain(x) is not None or untraceable() is not None:
         return None
     call = _Call(forward, module)
     # Hooks of its parts would see each tile as a call.
@@ -78,12 +79,12 @@ def _call(forward: Forward, module: nn.Module, x: torch.Tensor) -> _Call | None:
     if watched or not_plain(*call.parameters) is not None:
         return None
     call.rows = _rows(x, call.parameters)
-    return call if 0 < call.rows < x.shape[0] * x.shape[1] else None
+    return call if 0 < call.rows < math.prod(x.shape[:-1]) else None
 
 
 def _rows(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> int:
     """Return the rows of a tile, whose results are no more than `_WIDE` times as large as ``x``; 0: all."""
-    rows, width = x.shape[0] * x.shape[1], max(1, x.shape[-1])
+    rows, width = math.prod(x.shape[:-1]), max(1, x.shape[-1])
     wide = max((size for p in parameters for size in p.shape[-2:]), default=0) / width
     if wide <= _WIDE:
         return 0
@@ -107,13 +108,13 @@ class _Call:
         """Return the module's result, computed tile by tile."""
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         if not x.requires_grad and not trained:
-            return torch.cat([self(tile) for tile in self.cut(x)], 1).view(*x.shape[:2], -1)
+            return torch.cat([self(tile) for tile in self.cut(x)], -2).view(*x.shape[:-1], -1)
         y: torch.Tensor = _Tiled.apply(hold(x, *trained[:1]), self, x, *trained)  # type: ignore[no-untyped-call]
         return y
 
     def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the tiles of a tensor."""
-        return torch.split(x.reshape(1, -1, x.shape[-1]), self.rows, 1)
+        """Return the tiles of a tensor, with as many axes."""
+        return torch.split(x.reshape(1, -1, x.shape[-1]) if x.dim() == 3 else x, self.rows, -2)
 
     def __call__(self, tile: torch.Tensor) -> torch.Tensor:
         outer, _running.tile = _running.tile, True
@@ -151,7 +152,7 @@ class _Tiled(torch.autograd.Function):
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         first, *others = call.cut(x)
         part = call.first(first)
-        y = part.new_empty((*x.shape[:2], part.shape[-1]))
+        y = part.new_empty((*x.shape[:-1], part.shape[-1]))
         into, *rest = call.cut(y)
         into.copy_(part)
         for tile, into in zip(others, rest, strict=True):
@@ -167,7 +168,7 @@ class _Tiled(torch.autograd.Function):
         wanted = [*parameters] if not ctx.needs_input_grad[2] else [x, *parameters]
         with torch.autocast(kind, dtype, enabled=enabled):
             if is_recorded():
-                y = torch.cat([call.again(*tile) for tile in enumerate(call.cut(x))], 1).view(dy.shape)
+                y = torch.cat([call.again(*tile) for tile in enumerate(call.cut(x))], -2).view(dy.shape)
                 slopes = torch.autograd.grad(y, wanted, dy, create_graph=True, allow_unused=True)
                 return None, None, *([] if wanted[0] is x else [None]), *slopes
             dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
