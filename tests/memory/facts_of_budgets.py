@@ -11,6 +11,7 @@ import warnings
 
 import torch
 
+from tests.memory import facts_of_models
 from tests.memory.facts_of_models import model_of
 from tests.memory.truth import real_peak
 
@@ -77,6 +78,26 @@ def refused(change):
     }
 
 
+def by_trainer(name):
+    """Let Trainer train with a budget that a step without checkpoints exceeds."""
+    from veomni_hook.memory import budget, parts
+    from veomni_hook.memory.prediction import predict
+
+    def changes(model):
+        return facts_of_models.trained(model, facts_of_models.by_trainer, name)[1].values()
+
+    model, said = model_of("llama"), []
+    parts.tell("")
+    expected = changes(model_of("llama"))
+    most = 0.9 * predict(model, batch(2, 24)).peak
+    parts.tell(f"{int(most / budget.SHARE)}B", say=said.append)
+    return {
+        "off": off(changes(model), expected),
+        "layers": sum(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
+        "said": said,
+    }
+
+
 def grown():
     """Train on longer batches, and with gradients that stay; return the sentences."""
     from veomni_hook.memory import parts
@@ -134,6 +155,7 @@ def main():
                     )
                 },
                 "refused": {change: refused(change) for change in ("no loss", "shared")},
+                "by_trainer": {name: by_trainer(name) for name in ("Trainer", facts_of_models.BFLOAT16)},
                 "grown": grown(),
                 "changed": changed_before_its_backward(),
             }

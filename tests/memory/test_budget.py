@@ -38,6 +38,15 @@ def test_where_nothing_fits_the_parts_that_need_the_least_are_on(told):
     assert step["off"] < 1e-6
 
 
+def test_trainer_keeps_it_too(told):
+    """It accumulates gradients, which the first batch of a step does not find."""
+    for step in told["by_trainer"].values():
+        assert [line.split(", ")[1] for line in step["said"]] == ["2 x 24 tokens"] * 2
+        assert "as it is" in step["said"][0] and "with checkpoint" in step["said"][0]
+        assert step["layers"] == 4
+        assert step["off"] < 1e-6
+
+
 def test_what_cannot_be_predicted_gets_all_parts_and_a_warning(told):
     why = {
         "no loss": "the model returns no loss",

@@ -44,10 +44,10 @@ def run(module=None, *others, calls, **named):
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_same_numbers(monkeypatch, most, parts, masked):
     mask = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool).tril() if masked else None
-    expected = run(None, mask, calls=[], scaling=0.3)
+    expected = run(None, mask, calls=[], scaling=0.3, count=torch.tensor(5.0))
     monkeypatch.setattr(heads, "ROWS", most)
     calls = []
-    found = run(None, mask, calls=calls, scaling=0.3)
+    found = run(None, mask, calls=calls, scaling=0.3, count=torch.tensor(5.0))
     assert calls == [8 // parts] * parts
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

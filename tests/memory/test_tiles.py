@@ -49,16 +49,20 @@ def test_gradients_of_parameters_are_summed_in_float32():
         close(a, b, 2e-2)
 
 
-@pytest.mark.parametrize("frozen", ["x", "parameters", "bias"])
-def test_what_needs_no_gradient_gets_none(frozen):
+@pytest.mark.parametrize("frozen", ["x", "parameters", "bias", "x and parameters"])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_what_needs_no_gradient_gets_none(frozen, axes):
     grads = []
     for kind in (Mlp, Tiled):
         torch.manual_seed(0)
-        mlp, x = kind(), inputs().requires_grad_(frozen != "x")
+        mlp, x = kind(), inputs()[0 if axes == 2 else ...].requires_grad_("x" not in frozen)
         for name, parameter in mlp.named_parameters():
-            parameter.requires_grad_(frozen != "parameters" and not (frozen == "bias" and "bias" in name))
-        mlp(x).square().sum().backward()
-        grads.append([x.grad, *(p.grad for p in mlp.parameters())])
+            parameter.requires_grad_("parameters" not in frozen and not (frozen == "bias" and "bias" in name))
+        y = mlp(x)
+        if y.requires_grad:
+            y.square().sum().backward()
+        grads.append([y.detach(), x.grad, *(p.grad for p in mlp.parameters())])
+    assert mlp.calls > 1
     for a, b in zip(*grads, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -150,13 +154,15 @@ def test_random_numbers_are_those_of_the_forward(setting, kind):
     close(torch.tensor(losses[0] - losses[1]), 2 * (slope * direction).sum(), 1e-5)
 
 
-def test_second_derivatives():
+@pytest.mark.parametrize("shape", [(1, 4, WIDTH), (4, WIDTH)])
+def test_second_derivatives(shape):
     slopes = []
     for kind in (Mlp, Tiled):
         torch.manual_seed(0)
-        mlp, x = kind(), inputs(1, 4).requires_grad_()
+        mlp, x = kind(), inputs(1, 4).view(shape).requires_grad_()
         (first,) = torch.autograd.grad(mlp(x).pow(3).sum(), x, create_graph=True)
         slopes.append(torch.autograd.grad(first.square().sum(), [x, *mlp.parameters()]))
+    assert mlp.calls > 1
     for a, b in zip(*slopes, strict=True):
         close(a, b, 1e-5)
 

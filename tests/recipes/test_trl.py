@@ -1,4 +1,7 @@
-"""TRL's trainers for 20 steps, without the hook, with it, and with it and TRL's own head: `make recipes` has TRL."""
+"""TRL's trainers for 20 steps: without the hook, with it, with it and TRL's own head, with the setting memory.
+
+`make recipes` has TRL.
+"""
 
 import json
 import sys
@@ -21,11 +24,13 @@ OWN = {"dpo-weighted": "log_sum_sq_probs"}
 def trained(tmp_path_factory):
     require("trl", "peft")
     folder = tmp_path_factory.mktemp("trl")
-    model = tiny.dense(folder / "model")
+    # So wide that MLPs run in tiles, and several heads of keys.
+    model = tiny.dense(folder / "model", intermediate_size=80, num_key_value_heads=2)
     kinds = {
         "without": {"VEOMNI_HOOK": "0"},
         "hook": {"VEOMNI_KERNELS": "torch"},
         "eager": {"VEOMNI_KERNELS": "torch,linear_cross_entropy=eager"},
+        "memory": {"VEOMNI_KERNELS": "torch", "VEOMNI_MEMORY": "offload,tiles"},
     }
     found = {}
     for kind, variables in kinds.items():
@@ -46,6 +51,15 @@ def test_the_losses_of_all_steps_are_those_without_the_hook(trained, case, kind)
     assert got["losses"] == pytest.approx(expected["losses"], abs=1e-4)
     for step, other in zip(got["logged"], expected["logged"], strict=True):
         assert step == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_setting_memory_changes_no_loss(trained, case):
+    expected, found = trained["hook"][case], trained["memory"][case]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-6)
+    assert found["parts"] == ["Qwen3MLP", "heads"] and found["blocks"] > 0
+    assert "checkpointed: 2 Qwen3DecoderLayer" in found["explanation"]
+    assert not expected["parts"] and not expected["blocks"]
 
 
 @pytest.mark.parametrize("case", CASES)

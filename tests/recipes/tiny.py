@@ -56,10 +56,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def dense(folder: Path) -> Path:
+def dense(folder: Path, **changes: Any) -> Path:
     """Save a Qwen3 and its tokenizer."""
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **changes})).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 

@@ -1,6 +1,7 @@
 """Train with TRL for some steps and write what each step computed, as JSON.
 
-`main` takes ``OUT MODEL CASE...``: each case in `CASES` once, with the settings of the environment.
+`main` takes ``OUT MODEL CASE...``: each case in `CASES` once, with the settings of the environment. With the
+setting `memory`, what ran in parts, and how many blocks of host memory there were.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
+
+from tests.memory import facts_of_models
 
 STEPS = 20
 #: What Trainer logs of a step that time and memory do not change.
@@ -69,12 +72,12 @@ def grpo(model: str, *, peft: bool = False, **more: Any) -> Any:
     )
 
 
-def sft(model: str) -> Any:
+def sft(model: str, *, letters: int = 300, **more: Any) -> Any:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    texts = Dataset.from_list([{"text": text[:300]} for text in list(topics.values())[:80]])
-    return SFTTrainer(model, args=SFTConfig(**common("sft", max_length=64)), train_dataset=texts)
+    texts = Dataset.from_list([{"text": text[:letters]} for text in list(topics.values())[:80]])
+    return SFTTrainer(model, args=SFTConfig(**common("sft", max_length=64, **more)), train_dataset=texts)
 
 
 CASES: dict[str, Callable[[str], Any]] = {
@@ -84,6 +87,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     "grpo": lambda model: grpo(model, beta=0.1, temperature=0.8, num_iterations=2),
     "grpo-entropies": lambda model: grpo(model, top_entropy_quantile=0.5, entropy_coef=0.01),
     "sft": sft,
+    "sft-packed": lambda model: sft(model, letters=60, packing=True, gradient_checkpointing=False),
     "grpo-adapter": lambda model: grpo(model, peft=True, beta=0.1, temperature=1.2, learning_rate=1e-2),
 }
 
@@ -91,7 +95,10 @@ CASES: dict[str, Callable[[str], Any]] = {
 def trained(case: str, model: str) -> dict[str, Any]:
     """Train and return the loss of each step, unrounded, what TRL logged, and what `explain` says."""
     import veomni_hook
+    from veomni_hook.memory import host
 
+    facts_of_models.NOTED.clear()
+    host.BLOCKS.release()
     trainer = CASES[case](model)
     losses: list[float] = []
     compute = trainer.compute_loss
@@ -109,11 +116,18 @@ def trained(case: str, model: str) -> dict[str, Any]:
         for entry in trainer.state.log_history
         if "loss" in entry
     ]
-    return {"losses": losses, "logged": logged, "explanation": str(veomni_hook.explain(trainer.model))}
+    return {
+        "losses": losses,
+        "logged": logged,
+        "explanation": str(veomni_hook.explain(trainer.model)),
+        "parts": sorted(facts_of_models.NOTED),
+        "blocks": host.BLOCKS.held,
+    }
 
 
 def main() -> None:
     import veomni_hook.install  # noqa: F401 - before trl and transformers
 
+    facts_of_models.make_small()
     out, model, *cases = sys.argv[1:]
     Path(out).write_text(json.dumps({case: trained(case, model) for case in cases}), encoding="utf-8")

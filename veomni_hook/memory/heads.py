@@ -73,4 +73,5 @@ def _differ(module: nn.Module, heads: int, *others: Any, dropout: Any = None, **
     for operand in (*others, *named.values()):
         shape: tuple[int, ...] = getattr(operand, "shape", ())  # of masks that are no tensors, too
         yield len(shape) == 4 and shape[1] != 1
-        yield len(shape) != 4 and isinstance(operand, torch.Tensor) and operand.dtype.is_floating_point
+        # A number is of no head: Trainer's count of labels comes here, too.
+        yield len(shape) not in (0, 4) and isinstance(operand, torch.Tensor) and operand.is_floating_point()

@@ -3,7 +3,8 @@
 Forward:  y[tile] = module(x[tile]), each tile in a checkpoint of its own, whose graph is kept
 Backward: for each tile, its forward once more, then dx[tile] and a share of the parameters' gradients
 Shapes: x ``[batch, positions, width]``, y ``[batch, positions, any]``; a tile is ``[1, rows, width]``, some
-of all ``batch * positions`` rows. Saved: x. Gradients of parameters are summed in float32. Mutates: nothing.
+of all ``batch * positions`` rows. In towers and shared experts x is ``[rows, width]``, and so are tiles.
+Saved: x. Gradients of parameters are summed in float32. Mutates: nothing.
 
 The graph of a tile has ends of its own (`_Enter`, `_Leave`): it holds no tensor, and neither x nor y. A layer
 that is checkpointed runs the module no more often: its recomputation ends where x is saved
@@ -73,7 +74,7 @@ def _call(forward: Forward, module: nn.Module, x: torch.Tensor) -> _Call | None:
     """Return the call of ``module`` with ``x`` in tiles, or None if it runs on all positions at once."""
     if not parts.in_force().tiles or _running.tile or not torch.is_grad_enabled() or is_dynamo_compiling():
         return None
-    if x.dim() != 3 or not_plain(x) is not None or untraceable() is not None:
+    if x.dim() not in (2, 3) or not_plain(x) is not None or untraceable() is not None:
         return None
     call = _Call(forward, module)
     # Hooks of its parts would see each tile as a call.
@@ -81,12 +82,12 @@ def _call(forward: Forward, module: nn.Module, x: torch.Tensor) -> _Call | None:
     if watched or not_plain(*call.parameters) is not None:
         return None
     call.rows = _rows(x, call.parameters)
-    return call if 0 < call.rows < x.shape[0] * x.shape[1] else None
+    return call if 0 < call.rows < math.prod(x.shape[:-1]) else None
 
 
 def _rows(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> int:
     """Return the rows of a tile, whose results are no more than `_WIDE` times as large as ``x``; 0: all."""
-    rows, width = x.shape[0] * x.shape[1], max(1, x.shape[-1])
+    rows, width = math.prod(x.shape[:-1]), max(1, x.shape[-1])
     wide = max((size for p in parameters for size in p.shape[-2:]), default=0) / width
     if wide <= _WIDE:
         return 0
@@ -117,13 +118,13 @@ class _Call:
         """Return the module's result, computed tile by tile."""
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         if not x.requires_grad and not trained:
-            return torch.cat([self(tile) for tile in self.cut(x)], 1).view(*x.shape[:2], -1)
+            return torch.cat([self(tile) for tile in self.cut(x)], -2).view(*x.shape[:-1], -1)
         y: torch.Tensor = _Tiled.apply(hold(x, *trained[:1]), self, x, *trained)  # type: ignore[no-untyped-call]
         return y
 
     def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the tiles of a tensor."""
-        return torch.split(x.reshape(1, -1, x.shape[-1]), self.rows, 1)
+        """Return the tiles of a tensor, with as many axes."""
+        return torch.split(x.reshape(1, -1, x.shape[-1]) if x.dim() == 3 else x, self.rows, -2)
 
     def __call__(self, tile: torch.Tensor) -> torch.Tensor:
         outer, _running.tile = _running.tile, True
@@ -200,7 +201,7 @@ class _Tiled(torch.autograd.Function):
                 )
                 ctx.ends.append(end)
                 if y is None:
-                    y = part.new_empty((*x.shape[:2], part.shape[-1]))
+                    y = part.new_empty((*x.shape[:-1], part.shape[-1]))
                     into = call.cut(y)
                 into[number].copy_(part)
         call.x = ()
@@ -215,7 +216,7 @@ class _Tiled(torch.autograd.Function):
         if is_recorded():
             kind, dtype, enabled = ctx.autocast
             with torch.autocast(kind, dtype, enabled=enabled):
-                y = torch.cat([call.turn(*tile) for tile in enumerate(call.cut(x))], 1).view(dy.shape)
+                y = torch.cat([call.turn(*tile) for tile in enumerate(call.cut(x))], -2).view(dy.shape)
             wanted = [x, *parameters] if needs_dx else [*parameters]
             slopes = torch.autograd.grad(y, wanted, dy, create_graph=True, allow_unused=True)
             return None, None, *([] if needs_dx else [None]), *slopes
