@@ -9,9 +9,11 @@ from functools import partial
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint as upstream
+from torch.utils.checkpoint import noop_context_fn
 
 from tests.memory.layers import HEADS, Stack, inputs, step
-from veomni_hook.errors import OffloadError
+from veomni_hook.errors import OffloadError, VeomniHookWarning
 from veomni_hook.memory import attention, checkpoint, heads, host, offload, parts
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -84,6 +86,25 @@ def dropping(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tor
 
 
 dropping.register_autograd(lambda ctx, dy: (dy, torch.zeros_like(dy), torch.zeros_like(dy)))
+
+
+def test_options_of_checkpoints_stay():
+    assert (
+        checkpoint.chosen(upstream)
+        is checkpoint.chosen(partial(upstream, use_reentrant=True))
+        is checkpoint.run
+    )
+    some = checkpoint.chosen(partial(upstream, use_reentrant=False, preserve_rng_state=False))
+    assert (some.func, some.keywords) == (checkpoint.run, {"preserve_rng_state": False})
+    stack, x = Stack(), inputs()
+    for a, b in zip(step(stack, x, some), step(stack, x), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("own", [partial(upstream, context_fn=noop_context_fn), lambda layer, *x: layer(*x)])
+def test_checkpoints_of_the_script_stay_with_a_warning(own):
+    with pytest.warns(VeomniHookWarning, match="the script has its own checkpoints"):
+        assert checkpoint.chosen(own) is own
 
 
 @pytest.mark.parametrize("setting", ["checkpoint", "checkpoint,offload"])

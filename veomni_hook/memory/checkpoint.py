@@ -7,6 +7,7 @@ inputs and results of attention (`attention`) are kept by a `Kept`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -17,6 +18,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint
 
+from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.memory import parts
 from veomni_hook.memory.offload import Layer
 
@@ -81,9 +83,26 @@ def wanted(model: Any) -> bool:
 
 
 def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that calls a model's layers: `run` with the setting, else ``function``."""
+    """Return the function that calls a model's layers: `run` with the setting, else ``function``.
+
+    Options of torch's checkpoint stay. What is not torch's checkpoint, or has a ``context_fn``, which chooses
+    tensors, stays as it is, and a warning says so.
+    """
     asked = parts.in_force()
-    return run if asked.checkpoint or asked.budget is not None else function
+    if not asked.checkpoint and asked.budget is None:
+        return function
+    options = dict(getattr(function, "keywords", {}))
+    options.pop("use_reentrant", None)
+    if getattr(function, "func", function) in (checkpoint, run) and "context_fn" not in options:
+        return partial(run, **options) if options else run
+    warnings.warn(
+        "VEOMNI_MEMORY: the script has its own checkpoints (offload=True, a context_fn, another function), "
+        "which stay: attention runs again in them, and what they keep is not moved. Enable plain ones "
+        "instead; VEOMNI_MEMORY=offload moves what those keep",
+        VeomniHookWarning,
+        stacklevel=2,
+    )
+    return function
 
 
 class _Entered(torch.autograd.Function):
