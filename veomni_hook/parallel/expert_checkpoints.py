@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
+from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import expert_saving
 from veomni_hook.parallel.expert_loading import is_ours
 from veomni_hook.parallel.gradient_norm import by_mesh
@@ -33,7 +34,8 @@ __all__ = [
     "saves",
 ]
 
-_FOLDER, _SCHEDULER = "optimizer", "scheduler.pt"
+#: Of this package; of upstream, in one process and beside it.
+_FOLDER, _WHOLE, _SCHEDULER = "optimizer", "optimizer.pt", "scheduler.pt"
 
 
 def resumes(trainer: Trainer) -> bool:
@@ -72,15 +74,38 @@ def save_optimizer(trainer: Trainer, folder: str) -> None:
 
 
 def load_optimizer(trainer: Trainer, folder: str | None) -> None:
-    """Load what `save_optimizer` saved; nothing if there is none. All ranks must call."""
+    """Load what `save_optimizer` or a process with the whole model saved. All ranks must call.
+
+    Raises:
+        ParallelError: the optimizer was saved in another form.
+    """
     if not resumes(trainer) or folder is None:
         trainer._load_optimizer_and_scheduler(folder)
         return
-    path = os.path.join(folder, _FOLDER)
-    if os.path.isdir(path):
-        expert_saving.load_optimizer(trainer.model, _plain(trainer.optimizer), path)
-        state = torch.load(os.path.join(folder, _SCHEDULER), weights_only=True)
-        trainer.lr_scheduler.load_state_dict(state)
+    divided, whole, scheduler = (os.path.join(folder, name) for name in (_FOLDER, _WHOLE, _SCHEDULER))
+    optimizer = _plain(trainer.optimizer)
+    if os.path.isdir(divided):
+        expert_saving.load_optimizer(trainer.model, optimizer, divided)
+    elif os.path.isfile(whole):
+        state = torch.load(whole, map_location="cpu", weights_only=True, mmap=True)
+        expert_saving.load_whole_optimizer(trainer.model, optimizer, state)
+    elif os.path.isfile(scheduler):
+        raise ParallelError(
+            f"{folder} has the schedule of an optimizer, but not its states as {_FOLDER} or {_WHOLE}",
+            where="Trainer.train",
+            fix="resume where it was saved, or leave only the weights there to train on from them",
+        )
+    else:
+        return  # as upstream: weights alone were saved
+    state = torch.load(scheduler, weights_only=True)
+    # A group that is divided by meshes has a rate in the schedule for each part.
+    own = trainer.lr_scheduler.state_dict()
+    for name, key in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
+        if name in own:
+            state[name] = [group[key] for group in optimizer.param_groups]
+    if len(state.get("lr_lambdas", ())) != len(own.get("lr_lambdas", ())):
+        state["lr_lambdas"] = own["lr_lambdas"]
+    trainer.lr_scheduler.load_state_dict(state)
 
 
 @torch.no_grad()

@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_map
 
 from veomni_hook.errors import ParallelError
 
-__all__ = ["load_optimizer", "save_optimizer", "save_pretrained", "whole_state"]
+__all__ = ["load_optimizer", "load_whole_optimizer", "save_optimizer", "save_pretrained", "whole_state"]
 
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 _KEY = "optimizer"
@@ -78,6 +78,56 @@ def load_optimizer(
     read = tree_map(_in_one_piece, own)
     load({_KEY: read}, checkpoint_id=folder)
     set_optimizer_state_dict(model, optimizer, tree_map(_placed_as, read, own), options=_BY_NAME)
+
+
+def load_whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load the ``state_dict`` of an optimizer whose model was whole; no rank waits for another.
+
+    A group of ``state`` is one of ``optimizer``, or several in a row that divide it by meshes. Its parameters
+    have the order that they have in the model.
+
+    Raises:
+        ParallelError: ``state`` is of other groups, or of other parameters.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    places = {key: place for place, key in enumerate(names)}
+    own = optimizer.state_dict()
+    groups = iter(zip(own["param_groups"], optimizer.param_groups, strict=True))
+    for group in state["param_groups"]:
+        members: list[tuple[int, Tensor]] = []
+        while len(members) < len(group["params"]) and (pair := next(groups, None)) is not None:
+            members += zip(pair[0]["params"], pair[1]["params"], strict=True)
+            pair[0].update({key: value for key, value in group.items() if key != "params"})
+        members.sort(key=lambda member: places[id(member[1])])
+        saved = [state["state"].get(number, {}) for number in group["params"]]
+        if len(members) != len(saved) or any(not _fits(*pair) for pair in zip(members, saved, strict=True)):
+            raise ParallelError(
+                "the optimizer of the checkpoint has other groups or parameters than the one that trains",
+                where=f"{type(model).__name__}'s optimizer",
+                fix="make the optimizer as in the run that saved it, or train on from the weights alone",
+            )
+        own["state"] |= {
+            number: {key: _divided_as(value, parameter) for key, value in values.items()}
+            for (number, parameter), values in zip(members, saved, strict=True)
+        }
+    optimizer.load_state_dict(own)
+
+
+def _fits(member: tuple[int, Tensor], values: dict[str, Any]) -> bool:
+    """Return whether states are numbers or have the shape of the parameter."""
+    shapes = [value.shape for value in values.values() if isinstance(value, Tensor) and value.ndim]
+    return all(shape == member[1].shape for shape in shapes)
+
+
+def _divided_as(value: Any, parameter: Tensor) -> Any:
+    """Return a whole tensor as a rank's part of it, if ``parameter`` is one."""
+    if not isinstance(parameter, DTensor) or getattr(value, "shape", None) != parameter.shape:
+        return value
+    mesh = parameter.device_mesh
+    value = value.to(parameter.device)
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim).redistribute(
+        placements=parameter.placements
+    )
 
 
 def _in_one_piece(value: object) -> object:

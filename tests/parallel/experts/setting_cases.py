@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,8 +14,9 @@ import torch.distributed as dist
 import transformers
 
 from tests.parallel.experts import models
+from tests.processes import outputs, started
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import data_shard, expert_loading
+from veomni_hook.parallel import data_shard, expert_checkpoints, expert_loading
 from veomni_hook.patches import expert_release
 from veomni_hook.tools.report.explanation import explain
 
@@ -160,33 +162,70 @@ def accelerated(folder: Path) -> dict[str, Any]:
     }
 
 
+def trained(path: Path, output: Path, resume: Path | None = None, rows: int = 2, **more: Any) -> Any:
+    """Four steps of Trainer on eight rows each."""
+    data = [{name: values[0] for name, values in models.batch(number).items()} for number in range(16)]
+    arguments = transformers.TrainingArguments(
+        str(output), max_steps=4, save_strategy="steps", save_steps=2, per_device_train_batch_size=rows,
+        learning_rate=1e-2, max_grad_norm=0.1, use_cpu=True, report_to="none", disable_tqdm=True, **more,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
+    trainer.train(resume_from_checkpoint=resume and str(resume))
+    return trainer
+
+
+def raised(call: Callable[[], object]) -> str:
+    """Return what a `ParallelError` says, or nothing."""
+    try:
+        call()
+    except ParallelError as error:
+        return str(error)
+    return ""
+
+
+def resumed_from_one_process(folder: Path) -> dict[str, Any]:
+    """The last two steps again, from the checkpoint of a process without the setting."""
+    path, output = models.saved(folder, "Qwen3Moe"), folder / "alone"
+    models.set_choice(models.OURS)
+    if dist.get_rank() == 0:
+        call = f"trained(Path({str(path)!r}), Path({str(output)!r}), rows={2 * dist.get_world_size()}, weight_decay=0.1)"
+        script = f"from pathlib import Path; from tests.parallel.experts.setting_cases import trained; {call}"
+        outputs(started("-c", script, WORLD_SIZE="1", RANK="0", LOCAL_RANK="0"))
+    dist.barrier()
+    again = trained(path, folder / "again", output / "checkpoint-2", weight_decay=0.1)
+    expected = models.parameters(models.whole(output / "checkpoint-4", "Qwen3Moe"))
+    rates = [group["lr"] for group in again.optimizer.param_groups]
+    far = models.apart(models.parameters(again.model), expected)
+    saved = output / "checkpoint-2" / "optimizer.pt"
+    state = torch.load(saved)
+    state["param_groups"].reverse()
+    refused = []
+    for change in (lambda: torch.save(state, saved), saved.unlink):
+        if dist.get_rank() == 0:
+            change()
+        dist.barrier()
+        refused.append(raised(lambda: expert_checkpoints.load_optimizer(again, str(saved.parent))))
+        dist.barrier()
+    return {"far": max(far.values()), "rates": rates, "groups": len(rates), "refused": refused}
+
+
 def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
     """Four steps of Trainer; the last two again, from the checkpoint, in a model that is loaded anew."""
     path = models.saved(folder, "Qwen3Moe")
     models.set_choice(models.OURS)
-    data = [{name: rows[0] for name, rows in models.batch(number).items()} for number in range(16)]
-
-    def trained(resume: Any = None, output: str = f"trainer{checkpointing}", **best: Any) -> Any:
-        arguments = transformers.TrainingArguments(
-            str(folder / output), max_steps=4, save_strategy="steps", save_steps=2, per_device_train_batch_size=2,
-            learning_rate=1e-2, max_grad_norm=0.1, gradient_checkpointing=checkpointing, use_cpu=True,
-            report_to="none", disable_tqdm=True, **best,
-        )  # fmt: skip
-        model = transformers.AutoModelForCausalLM.from_pretrained(path)
-        made = transformers.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
-        made.train(resume_from_checkpoint=resume)
-        return made
-
-    first = trained()
+    options = {"gradient_checkpointing": checkpointing}
+    first = trained(path, folder / f"trainer{checkpointing}", **options)
     expected = models.parameters(first.model)
-    again = trained(str(folder / f"trainer{checkpointing}" / "checkpoint-2"))
+    saved = folder / f"trainer{checkpointing}" / "checkpoint-2"
+    again = trained(path, folder / f"trainer{checkpointing}", saved, **options)
     far = models.apart(models.parameters(again.model), expected)
     alone = models.whole(folder / f"trainer{checkpointing}" / "checkpoint-4", "Qwen3Moe")
     whole = models.apart(models.parameters(alone), expected)
     # The higher loss counts as better, so the first checkpoint is the best.
     best = trained(
-        output=f"best{checkpointing}", load_best_model_at_end=True, greater_is_better=True, eval_strategy="steps",
-        eval_steps=2, metric_for_best_model="loss",
+        path, folder / f"best{checkpointing}", load_best_model_at_end=True, greater_is_better=True,
+        eval_strategy="steps", eval_steps=2, metric_for_best_model="loss", **options,
     )  # fmt: skip
     assert best.state.best_model_checkpoint.endswith("checkpoint-2")
     second = models.whole(folder / f"best{checkpointing}" / "checkpoint-2", "Qwen3Moe")

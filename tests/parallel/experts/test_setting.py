@@ -74,6 +74,14 @@ def test_trainer_saves_and_resumes(told, checkpointing):
         assert answer["resumed"] < CLOSE
 
 
+def test_trainer_resumes_what_one_process_saved(told):
+    for answer in told.run("setting_cases:resumed_from_one_process"):
+        assert answer["far"] < CLOSE
+        assert answer["groups"] > 2 and not any(answer["rates"])  # the schedule has come to its end
+        other, missing = answer["refused"]
+        assert "has other groups or parameters" in other and "but not its states" in missing
+
+
 @pytest.mark.slow
 def test_accelerate_does_not_wrap_what_is_divided(told):
     for answer in told.run("setting_cases:accelerated"):
