@@ -167,6 +167,14 @@ def test_second_derivatives(shape):
         close(a, b, 1e-5)
 
 
+def test_random_numbers_of_a_recorded_backward_are_those_of_the_forward():
+    slopes, mlp, x = [], Tiled(dropout=0.5), inputs().requires_grad_()
+    for recorded in (False, True):
+        torch.manual_seed(3)
+        slopes.append(torch.autograd.grad(mlp(x).square().sum(), x, create_graph=recorded)[0])
+    close(*slopes, 1e-6)
+
+
 def test_autocast_is_that_of_the_forward():
     grads = []
     for kind in (Mlp, Tiled):

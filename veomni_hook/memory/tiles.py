@@ -29,7 +29,6 @@ from torch.utils.checkpoint import checkpoint, get_device_states, set_device_sta
 from veomni_hook.kernels.shared.autograd import is_recorded
 from veomni_hook.kernels.shared.held import hold, saved_by
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.random_numbers import place_of
 from veomni_hook.memory import parts
 
 __all__ = ["LEAST", "MULTIPLE", "by_position"]
@@ -109,7 +108,6 @@ class _Call:
         self.modules = [*module.modules()]
         named = {id(p): p for part in self.modules for p in part._parameters.values() if p is not None}
         self.parameters = [*named.values()]
-        self.states: dict[int, Any] = {}
         self.x: tuple[torch.Tensor, ...] = ()
         self.dx: tuple[torch.Tensor, ...] | None = None
         self.dy: tuple[torch.Tensor, ...] = ()
@@ -133,25 +131,9 @@ class _Call:
         finally:
             _running.tile = outer
 
-    def turn(self, number: int, tile: torch.Tensor) -> torch.Tensor:
-        """Run a tile: for the first time, or again with the random numbers that it had."""
-        if number not in self.states:
-            before, states = place_of(tile.device), (torch.get_rng_state(), *get_device_states(tile))
-            y = self(tile)
-            self.states[number] = None if place_of(tile.device) == before else states
-            return y
-        if self.states[number] is None:
-            return self(tile)
-        state, devices, states = self.states[number]
-        kind = tile.device.type if devices else "cuda"
-        with torch.random.fork_rng(devices, device_type=kind):
-            torch.set_rng_state(state)
-            set_device_states(devices, states, device_type=kind)
-            return self(tile)
-
     def recorded(self, leaf: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a tile of `x` from ``leaf``; return the end of its graph, and its result without one."""
-        y = self.turn(number, _Enter.apply(leaf, self, number))  # type: ignore[no-untyped-call]
+        y = self(_Enter.apply(leaf, self, number))  # type: ignore[no-untyped-call]
         return _Leave.apply(y, self, number), y.detach()  # type: ignore[no-untyped-call]
 
 
@@ -190,15 +172,14 @@ class _Tiled(torch.autograd.Function):
         ctx.node, ctx.call, ctx.parameters, ctx.ends = handle.grad_fn, call, parameters, []
         kind = x.device.type
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.states = torch.get_rng_state(), *get_device_states(x)
         ctx.leaf = x.new_empty(0, requires_grad=ctx.needs_input_grad[2])
         call.x = call.cut(x)
         y: torch.Tensor | None = None
         # The checkpoint of a layer would expect its recomputation to save what is saved here.
         with torch.enable_grad(), saved_tensors_hooks(_same, _same):
             for number in range(len(call.x)):
-                end, part = checkpoint(
-                    call.recorded, ctx.leaf, number, use_reentrant=False, preserve_rng_state=False
-                )
+                end, part = checkpoint(call.recorded, ctx.leaf, number, use_reentrant=False)
                 ctx.ends.append(end)
                 if y is None:
                     y = part.new_empty((*x.shape[:-1], part.shape[-1]))
@@ -215,8 +196,12 @@ class _Tiled(torch.autograd.Function):
         assert x is not None  # noqa: S101 - it is held
         if is_recorded():
             kind, dtype, enabled = ctx.autocast
-            with torch.autocast(kind, dtype, enabled=enabled):
-                y = torch.cat([call.turn(*tile) for tile in enumerate(call.cut(x))], -2).view(dy.shape)
+            state, devices, states = ctx.states
+            forked = torch.random.fork_rng(devices, device_type=(of := kind if devices else "cuda"))
+            with torch.autocast(kind, dtype, enabled=enabled), forked:
+                torch.set_rng_state(state)
+                set_device_states(devices, states, device_type=of)
+                y = torch.cat([call(tile) for tile in call.cut(x)], -2).view(dy.shape)
             wanted = [x, *parameters] if needs_dx else [*parameters]
             slopes = torch.autograd.grad(y, wanted, dy, create_graph=True, allow_unused=True)
             return None, None, *([] if needs_dx else [None]), *slopes
