@@ -198,10 +198,15 @@ def resumed_from_one_process(folder: Path) -> dict[str, Any]:
     rates = [group["lr"] for group in again.optimizer.param_groups]
     far = models.apart(models.parameters(again.model), expected)
     saved = output / "checkpoint-2" / "optimizer.pt"
-    state = torch.load(saved)
-    state["param_groups"].reverse()
+
+    def reverse() -> None:
+        state = torch.load(saved)
+        state["param_groups"].reverse()
+        saved.unlink()  # ranks have mapped it
+        torch.save(state, saved)
+
     refused = []
-    for change in (lambda: torch.save(state, saved), saved.unlink):
+    for change in (reverse, saved.unlink):
         if dist.get_rank() == 0:
             change()
         dist.barrier()
