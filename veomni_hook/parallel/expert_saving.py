@@ -89,8 +89,7 @@ def load_whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, sta
     Raises:
         ParallelError: ``state`` is of other groups, or of other parameters.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    places = {key: place for place, key in enumerate(names)}
+    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
     own = optimizer.state_dict()
     groups = iter(zip(own["param_groups"], optimizer.param_groups, strict=True))
     for group in state["param_groups"]:
@@ -101,16 +100,22 @@ def load_whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, sta
         members.sort(key=lambda member: places[id(member[1])])
         saved = [state["state"].get(number, {}) for number in group["params"]]
         if len(members) != len(saved) or any(not _fits(*pair) for pair in zip(members, saved, strict=True)):
-            raise ParallelError(
-                "the optimizer of the checkpoint has other groups or parameters than the one that trains",
-                where=f"{type(model).__name__}'s optimizer",
-                fix="make the optimizer as in the run that saved it, or train on from the weights alone",
-            )
+            raise _other(model)
         own["state"] |= {
             number: {key: _divided_as(value, parameter) for key, value in values.items()}
             for (number, parameter), values in zip(members, saved, strict=True)
         }
+    if next(groups, None) is not None:
+        raise _other(model)
     optimizer.load_state_dict(own)
+
+
+def _other(model: nn.Module) -> ParallelError:
+    return ParallelError(
+        "the optimizer of the checkpoint has other groups or parameters than the one that trains",
+        where=f"{type(model).__name__}'s optimizer",
+        fix="make the optimizer as in the run that saved it, or train on from the weights alone",
+    )
 
 
 def _fits(member: tuple[int, Tensor], values: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
@@ -48,7 +48,8 @@ def _checkpoints(model: nn.Module, asked: Parts) -> Iterator[str]:
     able = [one for one in able if not any(hasattr(part, _FLAG) for part in [*one.modules()][1:])]
     layers = [module for module in able if module.gradient_checkpointing]
     functions = [vars(module).get("_gradient_checkpointing_func") for module in layers]
-    ours = [one for one, function in zip(layers, functions, strict=True) if _of(function) is run]
+    # One that is partial has options of torch's checkpoint.
+    ours = [layer for layer, own in zip(layers, functions, strict=True) if getattr(own, "func", own) is run]
     if not ours:
         why = "the script disabled it" if able else f"{type(model).__name__} has no such layers"
         why = "it was made before the setting was in force, or another function was set" if layers else why
@@ -58,11 +59,6 @@ def _checkpoints(model: nn.Module, asked: Parts) -> Iterator[str]:
     names = ", ".join(f"{number} {name}" for name, number in counts.items())
     kept = "on the host" if asked.offload else "on the device"
     yield f"memory: checkpointed: {names}; their inputs, and what attention computed, are kept {kept}"
-
-
-def _of(function: Any) -> Any:
-    """Return the function that a partial one has options for, or itself."""
-    return getattr(function, "func", function)
 
 
 def _tiles(model: nn.Module) -> Iterator[str]:
