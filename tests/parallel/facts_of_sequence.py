@@ -114,18 +114,28 @@ def copies_and_saved_models() -> Any:
 
 
 @check
-def other_batches() -> str:
-    model = small.model("llama")
-    batch = small.batch("plain", 16)
-    ids = batch["input_ids"] if distributed.get_rank() == 0 else batch["input_ids"].flip(1)
-    return refusal(lambda: model(input_ids=ids))
-
-
-@check
-def other_lengths() -> str:
-    model = small.model("llama")
-    ids = small.batch("plain", 16 + distributed.get_rank())["input_ids"]
-    return refusal(lambda: model(input_ids=ids))
+def other_batches() -> Any:
+    """In the third call of each model; what the ranks share is not what they exchange."""
+    rank = distributed.get_rank()
+    batch = small.batch("plain", 16) | {"labels": small.batch("plain", 16)["input_ids"]}
+    ids = batch["input_ids"]
+    longer = small.batch("plain", 16 + rank)["input_ids"]
+    other = {
+        "ids": {"input_ids": ids if rank == 0 else ids.flip(1)},
+        "two tokens": {"input_ids": ids if rank == 0 else torch.cat([ids[:, :3].flip(1), ids[:, 3:]], 1)},
+        "labels": {"labels": ids.clone().index_fill_(1, torch.tensor([3 + rank]), -100)},
+        "lengths": {"input_ids": longer, "labels": longer},
+        "names": {"position_ids": torch.arange(16)[None]} if rank else {},
+    }
+    told = {}
+    for name, changed in other.items():
+        model = small.model("llama")
+        for _ in range(2):
+            model(**batch).loss.backward()
+        told[name] = refusal(lambda model=model, changed=changed: model(**{**batch, **changed}))
+    embedded = model.get_input_embeddings()(ids if rank == 0 else ids.flip(1))
+    told["embeddings"] = refusal(lambda: small.model("llama")(inputs_embeds=embedded))
+    return told
 
 
 @check

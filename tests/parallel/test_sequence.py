@@ -30,8 +30,6 @@ def test_gradients_are_those_of_one_process(facts, name):
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("other_batches", ["the 2 processes that share each sequence have other tokens", "data_shard()"]),
-        ("other_lengths", ["batches of 2 x 16 and 2 x 17 positions", "data_shard()"]),
         (
             "heads_that_cannot_be_divided",
             [
@@ -54,6 +52,26 @@ def test_gradients_are_those_of_one_process(facts, name):
 )
 def test_what_is_refused_and_explained(facts, name, parts):
     assert [part for part in parts if part not in facts[name]] == [], facts[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("ids", "other values of `input_ids`"),
+        ("two tokens", "other values of `input_ids`"),
+        ("labels", "other values of `labels`"),
+        (
+            "lengths",
+            "other shapes of `input_ids`: torch.int64 [2, 16] in rank 0, torch.int64 [2, 17] in rank 1",
+        ),
+        ("names", "other shapes of `position_ids`: no such tensor in rank 0, torch.int64 [1, 16] in rank 1"),
+        ("embeddings", "hidden_states of other tokens"),
+    ],
+)
+def test_other_batches_are_an_error_that_names_step_and_field(facts, name, what):
+    told = facts["other_batches"][name]
+    assert f"the 2 processes that share each sequence have {what}" in told
+    assert "of LlamaForCausalLM in training, rank 0" in told and "data_shard()" in told
 
 
 def test_a_model_with_recurrent_layers_is_refused_in_training_only(facts):

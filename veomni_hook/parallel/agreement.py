@@ -1,57 +1,191 @@
-"""Whether the processes of a sequence group have the same batch: checked with a model's first batch.
+"""Whether the processes of a sequence group have the same batch: compared at every call in training.
 
 With different batches, attention would mix positions of several sequences, and nothing else would tell.
+
+The tensors of the outermost model's call are compared, by the names of its arguments: their shapes, and
+digests of all that was not computed with gradients. Each process sends three numbers over the host. A digest
+of a tensor on a device is read with the next call, so nobody waits for the device.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NoReturn
+from zlib import crc32
+
 import torch
+from torch import distributed, nn
+from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.shared.host_values import known_copy
+from veomni_hook.parallel import process
 from veomni_hook.parallel.groups import SequenceGroup
 
-__all__ = ["check_same_batch"]
+__all__ = ["check_same_batch", "entered", "left"]
 
-#: How many positions are compared, spread over the batch.
+#: How many positions of hidden states are compared, spread over the batch.
 _SAMPLES = 16
 _TOLERANCE = 1e-2
-_OPS = torch.ops._c10d_functional
+#: Of larger tensors, digests read every second number, or every third, and so on.
+_LARGEST = 1 << 22
+_ODD = 0x1E3779B97F4A7C15
+#: Integers by their bytes.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+@dataclass
+class _Call:
+    """The call of a model that is in no other one."""
+
+    model: str
+    tensors: dict[str, torch.Tensor]
+    compared: bool = False
+
+
+@dataclass
+class _Digests:
+    """Of the data of a call, by the names of its arguments.
+
+    Attributes:
+        call: its name.
+        known: the digests that are on the host.
+        late: of tensors on a device: in pinned memory once ``arrived`` has happened.
+    """
+
+    call: str
+    known: dict[str, int] = field(default_factory=dict)
+    late: dict[str, torch.Tensor] = field(default_factory=dict)
+    arrived: Any = None
+
+    def values(self) -> dict[str, int]:
+        """Return all of them; the host waits for those that are late."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.known | {name: int(digest) for name, digest in self.late.items()}
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("veomni_call", default=None)
+_numbers = count(1)
+#: The digests of the last call, if some of them are late, and the group.
+_late: tuple[object, _Digests] | None = None
+
+
+def entered(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Token[_Call | None] | None:
+    """Note a call of ``model`` whose sequences may be shared, unless it is in another one; `left` ends it."""
+    if is_dynamo_compiling() or process.sizes().sp == 1 or not torch.is_grad_enabled() or _CALL.get():
+        return None
+    arguments = dict(kwargs)
+    if args:
+        arguments |= inspect.signature(model.forward).bind_partial(*args).arguments
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    return _CALL.set(_Call(type(model).__name__, tensors))
+
+
+def left(token: Token[_Call | None] | None) -> None:
+    """Note that the call is over for which `entered` returned ``token``."""
+    if token is not None:
+        _CALL.reset(token)
 
 
 @torch.no_grad()
-def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGroup) -> None:
-    """Compare shapes, and hidden states at a few positions; the host waits.
+def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGroup, *, first: bool) -> None:
+    """Compare the batch of the call that runs, once, before its processes exchange anything.
 
-    Zeros are not compared: dropout puts them at other places in each process.
+    Where all was computed, hidden states are compared at a few places, if the batch is the ``first``: the host
+    waits for them. Zeros are not compared: dropout puts them at other places in each process.
 
     Raises:
-        ParallelError: they differ.
+        ParallelError: batches differ: of this call, or of the one before if they are on a device.
     """
-    batch, length = hidden_states.shape[:2]
-    shape = torch.tensor([batch, length], device=hidden_states.device)
-    shapes = _all(shape, group).view(group.size, -1).tolist()
-    if any(one != shapes[0] for one in shapes):
-        _differ(model, f"batches of {' and '.join(f'{b} x {p}' for b, p in shapes)} positions", group)
+    global _late  # noqa: PLW0603
+    call = _CALL.get() or _Call(model, {"hidden_states": hidden_states})
+    if call.compared:
+        return
+    call.compared = True
+    name = f"call {next(_numbers)} of {call.model} in training"
+    shapes = {key: f"{tensor.dtype} {list(tensor.shape)}" for key, tensor in call.tensors.items()}
+    before = _late[1] if _late is not None and _late[0] is group.host else None
+    digests = _digests(name, call.tensors)
+    _late = (group.host, digests) if digests.late else None
+    own = (name, shapes), (name, digests.known), ("", {}) if before is None else (before.call, before.values())
+    numbers = [crc32(repr(sorted(fields.items())).encode()) for _, fields in own]
+    if any(theirs != numbers for theirs in _all(torch.tensor(numbers), group).tolist()):
+        _differ(own, group)
+    if first and not digests.known and not digests.late:
+        _check_values(name, hidden_states, group)
+
+
+def _digests(call: str, tensors: Mapping[str, torch.Tensor]) -> _Digests:
+    digests = _Digests(call)
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            continue
+        copy = known_copy(tensor)
+        if copy is not None:
+            digests.known[name] = int(_digest(copy))
+            continue
+        place = torch.empty((), dtype=torch.int64, pin_memory=True)
+        digests.late[name] = place.copy_(_digest(tensor), non_blocking=True)
+    if digests.late:
+        device = next(tensor.device for name, tensor in tensors.items() if name in digests.late)
+        digests.arrived = torch.get_device_module(device).Event()
+        digests.arrived.record()
+    return digests
+
+
+def _digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return one number for values and their places, modulo 2^64."""
+    flat = tensor.flatten()[:: 1 + tensor.numel() // _LARGEST].contiguous()
+    bits = flat if flat.dtype is torch.bool else flat.view(_BITS[flat.element_size()])
+    mixed = torch.arange(bits.shape[0], device=bits.device).mul_(_ODD).add_(bits)
+    return mixed.square_().sum()
+
+
+def _all(numbers: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    """Return the numbers of each process, ``[size, numbers]``, over the host."""
+    rows = [torch.empty_like(numbers) for _ in range(group.size)]
+    distributed.all_gather(rows, numbers, group.host)
+    return torch.stack(rows)
+
+
+def _check_values(call: str, hidden_states: torch.Tensor, group: SequenceGroup) -> None:
     rows = hidden_states.flatten(2).flatten(0, 1)
     at = torch.linspace(0, rows.shape[0] - 1, _SAMPLES, device=rows.device).long()
-    samples = _all(rows[at].float(), group).view(group.size, -1)
+    samples = _all(rows[at].float().flatten().cpu(), group)
     first = samples[:1]
     far = (samples - first).abs() > _TOLERANCE * first.abs().max().clamp(min=1e-30)
     if bool((far & (samples != 0) & (first != 0)).any()):
-        _differ(model, "other tokens", group)
+        _raise(group, call, "hidden_states of other tokens")
 
 
-def _all(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    whole: torch.Tensor = _OPS.wait_tensor(
-        _OPS.all_gather_into_tensor(x.contiguous(), group.size, group.name)
-    )
-    return whole
+def _differ(own: Sequence[tuple[str, Mapping[str, object]]], group: SequenceGroup) -> NoReturn:
+    """Raise an error that names the first field that differs. All processes of the group call this."""
+    rows: list[Any] = [None] * group.size
+    distributed.all_gather_object(rows, (distributed.get_rank(), own), group.host)
+    for place, (call, fields) in enumerate(own):
+        names = {name for _, row in rows for name in row[place][1]}
+        for name in (*fields, *sorted(names - set(fields))):
+            values = {rank: row[place][1].get(name, "no such tensor") for rank, row in rows}
+            if len(set(values.values())) > 1:
+                what = f"other values of `{name}`"
+                if place == 0:
+                    what = f"other shapes of `{name}`: " + ", ".join(
+                        f"{value} in rank {rank}" for rank, value in values.items()
+                    )
+                _raise(group, call, what)
+    raise AssertionError("numbers differ, but nothing that they were made of")  # pragma: no cover
 
 
-def _differ(model: str, what: str, group: SequenceGroup) -> None:
+def _raise(group: SequenceGroup, call: str, what: str) -> NoReturn:
     raise ParallelError(
         f"the {group.size} processes that share each sequence have {what}",
-        where=f"the first batch of {model} in rank {group.rank} of its sequence group",
+        where=f"{call}, rank {distributed.get_rank()}",
         fix="give them the same batches: index, count = veomni_hook.parallel.data_shard(), and "
-        "DistributedSampler(dataset, num_replicas=count, rank=index)",
+        "DistributedSampler(dataset, num_replicas=count, rank=index); loaders that Trainer and accelerate "
+        "prepare do so. What a process makes itself (samples, masks at random) needs the same seed for them all",
     )

@@ -33,6 +33,7 @@ class SequenceGroup:
         size: how many processes there are.
         name: the group's name for functional collectives.
         mesh: the world as ``(rest, sp)``.
+        host: the same processes, for numbers on the host; None in a part of a group.
         parts: what `divided` has made of it, by the number of neighbours.
     """
 
@@ -40,6 +41,7 @@ class SequenceGroup:
     size: int
     name: str
     mesh: DeviceMesh = field(compare=False, repr=False)
+    host: distributed.ProcessGroup | None = field(default=None, compare=False, repr=False)
     parts: dict[int, tuple[SequenceGroup, SequenceGroup]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -70,8 +72,10 @@ def sequence_group() -> SequenceGroup:
     mesh = init_device_mesh(
         device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
     )
-    group = mesh.get_group("sp")
-    own_group = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh)
+    group = host = mesh.get_group("sp")
+    if device() != "cpu":
+        host, _ = distributed.new_subgroups(group_size=size, backend="gloo")
+    own_group = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh, host)
     _made = distributed.group.WORLD, own_group
     return own_group
 

@@ -60,8 +60,8 @@ def shard(
         sharding = _linked(module, sharding)
     check_captured(type(module).__name__)
     group, length = sharding.group, hidden_states.shape[1]
-    if not sharding.lengths and not is_dynamo_compiling():
-        check_same_batch(type(module).__name__, hidden_states, group)
+    if not is_dynamo_compiling():
+        check_same_batch(type(module).__name__, hidden_states, group, first=not sharding.lengths)
     if cache is not None:
         _check_cache(type(module).__name__, cache, group)
     sharding.enter(length, cache)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -37,7 +36,6 @@ __all__ = ["Share", "gather", "replaced_layer", "shard"]
 _CAPTURED = ("hidden_states", "attentions")
 #: Packages whose modules and wrappers work on each row by itself, or run what is in the tower's file.
 _KNOWN = ("accelerate", "peft", "torch", "transformers", "veomni_hook")
-_checked: WeakSet[nn.Module] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ def shard(
     ends = _ends(rows, boundaries)
     if len(ends) < 3:
         return whole  # one segment
-    if module not in _checked:
-        check_same_batch(type(module).__name__, hidden_states[None], group)
-        _checked.add(module)
+    check_same_batch(type(module).__name__, hidden_states, group, first=False)
     cuts = _cuts(ends, group.size)
     counts = tuple(end - start for start, end in pairwise(cuts))
     start, end = cuts[group.rank], cuts[group.rank + 1]

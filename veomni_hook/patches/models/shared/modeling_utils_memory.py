@@ -1,11 +1,7 @@
-"""Checkpointed layers, and budgets for a step, in unchanged scripts.
+"""Checkpointed layers in unchanged scripts.
 
 Applies only with the setting ``memory``.
 """
-
-# Names of the patched module.
-# ruff: noqa: F821
-# mypy: disable-error-code="name-defined"
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ __all__ = ["config"]
 
 config = PatchConfig(
     source_module="transformers.modeling_utils",
-    description="layers are checkpointed as the setting `memory` says, or as a step's budget needs",
+    description="layers are checkpointed as the setting `memory` says",
 )
 
 config.add_import(
@@ -41,13 +37,3 @@ config.rewrite(
     replacement="veomni_entered(make_inputs_require_grads)",
     description="embeddings that require gradients are no leaf, which would stay on the device",
 )
-config.add_import("veomni_hook.memory.budget", ["keep as veomni_keep_budget"])
-
-
-# The annotations are of builtins: not every release imports more.
-def _call_impl(self: object, *args: object, **kwargs: object) -> object:
-    veomni_keep_budget(self, args, kwargs)
-    return super(PreTrainedModel, self)._call_impl(*args, **kwargs)
-
-
-config.add_method("PreTrainedModel._call_impl", _call_impl, description="a call in training keeps the budget")
