@@ -5,18 +5,45 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
+from tests.parallel.facts_of_trainer import FEEDS
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.parallel import data, process
 from veomni_hook.tools.report.parallel import notes_on
 
 
-def test_trainer_logs_what_one_process_logs(ranks):
-    (one,) = ranks.run("facts_of_trainer:logged", 1)
-    for told in ranks.run("facts_of_trainer:logged", 2, "sp=2"):
-        assert told["losses"] == pytest.approx(one["losses"], rel=1e-4)
-        assert told["norms"] == pytest.approx(one["norms"], rel=1e-4)
-        assert told["evaluated"] == pytest.approx(one["evaluated"], rel=1e-4)
-        assert told["predictions"] == one["predictions"] == [6, 16, 48]
+def alike(told, one, feed="whole"):
+    # Of split batches, the loss of evaluation is a mean over other parts.
+    for key in ("losses", "norms", *(["evaluated"] if "split" not in feed else [])):
+        assert told[key] == pytest.approx(one[key], rel=1e-4)
+    assert told["predictions"] == one["predictions"] == [6, 16, 48]
+    assert told["tokens"] == one["tokens"] == 3 * 2 * 2 * 16
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("feed", FEEDS)
+def test_trainer_logs_what_one_process_logs(ranks, feed):
+    (one,) = ranks.once("facts_of_trainer:logged", 1, feed="whole" if feed == "dispatched" else feed)
+    told = ranks.run("facts_of_trainer:logged", 2, "sp=2", feed=feed)
+    for facts in told:
+        alike(facts, one, feed)
+    reads = {"streamed": [True, False], "streamed, split": [True, False]}
+    assert [facts["reads"] for facts in told] == reads.get(feed, ["each process" in feed] * 2)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("feed", "batch"), [("streamed", 1), ("streamed, split", 2)])
+def test_two_groups_get_two_shares(ranks, feed, batch):
+    (one,) = ranks.once("facts_of_trainer:logged", 1, feed="streamed")
+    for facts in ranks.run("facts_of_trainer:logged", 4, "sp=2", feed=feed, batch=batch):
+        alike(facts, one, feed)
+
+
+def test_what_is_gathered_for_metrics_counts_once(ranks):
+    (one,) = ranks.run("facts_of_trainer:gathered", 1)
+    assert one == {"tensors": [*range(7)], "objects": [f"row {n}" for n in range(7)], "sums": [1, 5, 9, 6]}
+    assert ranks.run("facts_of_trainer:gathered", 2, "sp=2") == [one] * 2
+    for told in ranks.run("facts_of_trainer:gathered", 4, "sp=2"):
+        assert told["tensors"] == one["tensors"] and told["objects"] == one["objects"]
 
 
 def test_a_world_that_cannot_be_divided_stops_before_the_first_step(ranks):
@@ -46,6 +73,9 @@ def test_shares(monkeypatch):
     assert [(data.index(accelerator(r, 4)), data.count(accelerator(r, 4))) for r in range(4)] == [
         (0, 2), (0, 2), (1, 2), (1, 2),
     ]  # fmt: skip
-    evaluating = SimpleNamespace(prepare=lambda _: data.count(accelerator(1, 4)))
-    assert data.prepared(evaluating, None, False) == 4
-    assert data.prepared(evaluating, None, True) == 2
+    counts = []
+    preparing = SimpleNamespace(prepare=lambda loader: counts.append(data.count(accelerator(1, 4))) or loader)
+    data.prepared(preparing, test_shares, False)
+    data.prepared(preparing, accelerator, True)
+    assert counts == [4, 2]
+    assert data.once([1], test_shares) == data.of_first([1], test_shares) == [1]

@@ -88,7 +88,10 @@ class TestSpecialCases:
 
     def test_what_is_said(self, told):
         for found in told:
-            assert "the 2 processes that share each sequence have other values of `pixel_values`" in found["other_images"]
+            assert (
+                "the 2 processes that share each sequence have other values of `pixel_values`"
+                in found["other_images"]
+            )
             line = "each of 2 processes runs the layers of Qwen3VLVisionModel on its share of the images"
             assert line in found["told"]
             replaced = "Qwen3VLVisionMLP (1.mlp) in its layers has a forward that is not upstream's"

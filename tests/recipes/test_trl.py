@@ -1,4 +1,4 @@
-"""TRL's trainers for 20 steps: without the hook, with it, with it and TRL's own head, with the setting memory.
+"""TRL's trainers for 20 steps: without the hook, with it, with TRL's own head, with less memory, on two processes.
 
 `make recipes` has TRL.
 """
@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 # Not `-m`: dill, which `datasets` uses, would pickle the functions of `__main__` with all that they read.
 DRIVE = "from tests.recipes.trl_steps import main; main()"
+# torchrun starts files and modules.
+OF_RANKS = ("-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc_per_node")
 OWN = {"dpo-weighted": "log_sum_sq_probs"}
 
 
@@ -32,13 +34,21 @@ def trained(tmp_path_factory):
         "eager": {"VEOMNI_KERNELS": "torch,linear_cross_entropy=eager"},
         "memory": {"VEOMNI_KERNELS": "torch", "VEOMNI_MEMORY": "offload,tiles"},
     }
-    found = {}
-    for kind, variables in kinds.items():
-        out = folder / f"{kind}.json"
-        command = [sys.executable, "-c", DRIVE, str(out), str(model), *CASES]
-        run(command, folder, 300, environment(folder, **variables))
-        found[kind] = json.loads(out.read_text(encoding="utf-8"))
+    found = {kind: steps(folder, kind, model, CASES, variables) for kind, variables in kinds.items()}
+    shared = {"VEOMNI_KERNELS": "torch", "VEOMNI_PARALLEL": "sp=2"}
+    found["shared"] = steps(folder, "shared", model, CASES, shared, ranks=2)
+    found["one"] = steps(folder, "one", model, ["whole"], kinds["hook"])
+    found["four"] = steps(folder, "four", model, ["apart"], shared, ranks=4)
     return found
+
+
+def steps(folder, kind, model, cases, variables, ranks=1):
+    """What `trl_steps` writes."""
+    out = folder / f"{kind}.json"
+    launcher = [] if ranks == 1 else [sys.executable, *OF_RANKS, str(ranks)]
+    command = [*launcher, sys.executable, "-c", DRIVE, str(out), str(model), *cases]
+    run(command, folder, 300 * ranks, environment(folder, **variables))
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("kind", ["hook", "eager"])
@@ -72,3 +82,20 @@ def test_explain_says_who_computed_log_probabilities(trained, case):
         assert calls == 0 and f"its own function in {STEPS} calls: {OWN[case]}" in line
     else:
         assert calls >= STEPS and "its own function" not in line
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_that_share_sequences_train_as_one(trained, case):
+    expected, found = trained["hook"][case], trained["shared"][case]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-4)
+    for step, other in zip(found["logged"], expected["logged"], strict=True):
+        assert step == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+def test_completions_of_a_prompt_in_two_groups_of_processes(trained):
+    expected, found = trained["one"]["whole"], trained["four"]["apart"]
+    norms = [step["grad_norm"] for step in expected["logged"]]
+    assert min(norms) > 0
+    assert [step["grad_norm"] for step in found["logged"]] == pytest.approx(norms, rel=1e-3)
+    for key in ("reward", "reward_std", "num_tokens"):
+        assert [step[key] for step in found["logged"]] == [step[key] for step in expected["logged"]]

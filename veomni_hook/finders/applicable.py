@@ -46,7 +46,8 @@ _WANTED: dict[str, Callable[[Settings], bool]] = {
     "modeling_utils": lambda settings: _shares_sequences(settings) or bool(settings.memory),
     "modeling_utils_memory": lambda settings: bool(settings.memory),
     "trainer": _shares_sequences,
-    "accelerate_data_loader": _keeps_values,
+    "trl_trainer": _shares_sequences,
+    "accelerate_data_loader": lambda settings: _keeps_values(settings) or _shares_sequences(settings),
     "trainer_batches": _keeps_values,
     # In other releases the module that loads models is patched nevertheless, to say which divide experts.
     "modeling_utils_experts": lambda settings: settings.axis("ep") > 1,

@@ -35,6 +35,13 @@ TRAINING = {
     "accelerate.data_loader": (_DATA,),
     "transformers.core_model_loading": ("experts of this process alone while they are loaded",),
     "transformers.trainer": (_DATA,),
+    **dict.fromkeys(
+        (
+            *("trl.trainer.grpo_config", "trl.trainer.grpo_trainer"),
+            *("trl.trainer.rloo_config", "trl.trainer.rloo_trainer"),
+        ),
+        ("completions that processes share",),
+    ),
     "trl.trainer.utils": (_LOG_PROBS,),
     "verl.utils.experimental.torch_functional": (_LOG_PROBS,),
 }

@@ -96,8 +96,8 @@ def left(token: Token[_Call | None] | None) -> None:
 def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGroup, *, first: bool) -> None:
     """Compare the batch of the call that runs, once, before its processes exchange anything.
 
-    Where all was computed, hidden states are compared at a few places, if the batch is the ``first``: the host
-    waits for them. Zeros are not compared: dropout puts them at other places in each process.
+    Where all was computed, hidden states are compared at a few places, if the batch is the ``first``: the
+    host waits for them. Zeros are not compared: dropout puts them at other places in each process.
 
     Raises:
         ParallelError: batches differ: of this call, or of the one before if they are on a device.
@@ -112,7 +112,11 @@ def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGro
     before = _late[1] if _late is not None and _late[0] is group.host else None
     digests = _digests(name, call.tensors)
     _late = (group.host, digests) if digests.late else None
-    own = (name, shapes), (name, digests.known), ("", {}) if before is None else (before.call, before.values())
+    own = (
+        (name, shapes),
+        (name, digests.known),
+        ("", {}) if before is None else (before.call, before.values()),
+    )
     numbers = [crc32(repr(sorted(fields.items())).encode()) for _, fields in own]
     if any(theirs != numbers for theirs in _all(torch.tensor(numbers), group).tolist()):
         _differ(own, group)
@@ -187,5 +191,5 @@ def _raise(group: SequenceGroup, call: str, what: str) -> NoReturn:
         where=f"{call}, rank {distributed.get_rank()}",
         fix="give them the same batches: index, count = veomni_hook.parallel.data_shard(), and "
         "DistributedSampler(dataset, num_replicas=count, rank=index); loaders that Trainer and accelerate "
-        "prepare do so. What a process makes itself (samples, masks at random) needs the same seed for them all",
+        "prepare do so. What a process makes itself, as samples, has to be sent from the first of them",
     )

@@ -1,20 +1,41 @@
-"""Which share of the data accelerate and Trainer give to this process.
+"""Which share of the data accelerate, Trainer and TRL give to this process, and which results count once.
 
-Processes that share sequences read the same batches. Without gradients nothing is shared, so the loaders that
-Trainer makes for evaluation divide their data among all processes: its metrics count every example once.
+Processes that share sequences read the same batches; what is gathered of them has each result ``sp`` times.
+Without gradients nothing is shared, so the loaders that Trainer makes for evaluation divide their data among
+all processes: its metrics count every example once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import distributed
+from torch.utils._pytree import tree_map_only
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
+from veomni_hook.parallel.groups import sequence_group
 
-__all__ = ["count", "index", "prepared"]
+__all__ = [
+    "count",
+    "dispatching",
+    "index",
+    "of_first",
+    "of_group",
+    "once",
+    "part_of",
+    "prepared",
+    "share",
+    "shares",
+]
 
 _evaluating: ContextVar[bool] = ContextVar("veomni_evaluating", default=False)
+#: Loaders that divide their data among all processes.
+_DIVIDED: WeakSet[Any] = WeakSet()
 
 
 class _Accelerator(Protocol):
@@ -45,9 +66,101 @@ def prepared(accelerator: _Accelerator, loader: object, training: bool) -> objec
     """Return a loader of Trainer's, prepared by its accelerator."""
     token = _evaluating.set(not training)
     try:
-        return accelerator.prepare(loader)
+        loader = accelerator.prepare(loader)
     finally:
         _evaluating.reset(token)
+    if not training:
+        _DIVIDED.add(loader)
+    return loader
+
+
+class _Shares:
+    """What a loader that dispatches batches knows of the job: as many processes as there are shares.
+
+    Process 0 alone reads, as always.
+    """
+
+    def __init__(self, state: Any, size: int) -> None:
+        self.num_processes = state.num_processes // size
+        self.share = state.process_index // size
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+def dispatching(state: Any, mesh: object) -> Any:
+    """Return the state of the job for a new loader that dispatches batches; ``mesh`` is the script's."""
+    size = 1 if _evaluating.get() or mesh is not None else process.sizes().sp
+    return state if size == 1 else _Shares(state, size)
+
+
+def share(state: Any) -> int:
+    """Return which share of a dispatched batch this process gets; ``state`` is that of `dispatching`."""
+    own: int = state.share if isinstance(state, _Shares) else state.process_index
+    return own
+
+
+def once(gathered: Any, loader: object = None) -> Any:
+    """Return tensors gathered from all processes along their first dimension, each group's results once.
+
+    Args:
+        gathered: tensors ``[processes * n, ...]``, in mappings and sequences.
+        loader: the one that gives batches now, or None. Of Trainer's loaders for evaluation, nothing is left
+            out.
+    """
+    size = _size_for(loader)
+    if size == 1:
+        return gathered
+    world = distributed.get_world_size()
+
+    def of_firsts(tensor: torch.Tensor) -> torch.Tensor:
+        rows = tensor.reshape(world // size, size, tensor.shape[0] // world, *tensor.shape[1:])
+        return rows[:, 0].flatten(0, 1)
+
+    return tree_map_only(torch.Tensor, of_firsts, gathered)
+
+
+def of_first(objects: Sequence[Any], loader: object = None) -> Sequence[Any]:
+    """Return what this process adds to objects that are gathered: all, or nothing if another one adds them.
+
+    ``loader`` is that of `once`.
+    """
+    size = _size_for(loader)
+    return objects if size == 1 or distributed.get_rank() % size == 0 else []
+
+
+def of_group(result: Any, loader: object = None) -> Any:
+    """Return the ``result`` of the first process of this process's group, also in the others.
+
+    All of the group go on with the first one's random numbers of the CPU. ``loader`` is that of `once`.
+    """
+    if _size_for(loader) == 1:
+        return result
+    group = sequence_group()
+    values = [result, torch.get_rng_state()]
+    distributed.broadcast_object_list(values, group=group.host, group_src=0)
+    torch.set_rng_state(values[1])
+    return values[0]
+
+
+def part_of(place: int, length: int, loader: object = None) -> slice:
+    """Return which part of what `once` returned belongs to process ``place``, of ``length`` results each.
+
+    ``loader`` is that of `once`.
+    """
+    share = place // _size_for(loader)
+    return slice(share * length, (share + 1) * length)
+
+
+def shares(processes: int) -> int:
+    """Return how many shares of the data ``processes`` read in training."""
+    return processes // _size_for(None)
+
+
+def _size_for(loader: object) -> int:
+    """Return how many processes have the same batch, while ``loader`` gives batches."""
+    return 1 if loader in _DIVIDED or not distributed.is_initialized() else process.sizes().sp
 
 
 def _size(accelerator: _Accelerator) -> int:

@@ -74,7 +74,7 @@ def sequence_group() -> SequenceGroup:
     )
     group = host = mesh.get_group("sp")
     if device() != "cpu":
-        host, _ = distributed.new_subgroups(group_size=size, backend="gloo")
+        host, _ = distributed.new_subgroups(group_size=size, backend="gloo")  # type: ignore[no-untyped-call]
     own_group = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh, host)
     _made = distributed.group.WORLD, own_group
     return own_group

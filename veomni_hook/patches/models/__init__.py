@@ -2,9 +2,9 @@
 
 ``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share, and
-``shared/<package>_<name>.py`` those of a module of another package, with underscores for dots. What only
-one setting needs of a shared module is in a file with ``_experts`` (expert parallelism) or ``_batches``
-(values on the host) behind its name.
+``shared/<package>_<name>.py`` those of a module of another package, or of the modules in one of its folders,
+with underscores for dots. What only one setting needs of a shared module is in a file with ``_experts``
+(expert parallelism), ``_batches`` (values on the host) or ``_memory`` behind its name.
 
 A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
 not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
@@ -36,8 +36,12 @@ def spec_modules(source_module: str) -> list[str]:
         package, _, name = source_module.partition(".")
         if package not in _PACKAGES:
             return []
-        name = name if package == "transformers" else f"{package}_{name.replace('.', '_')}"
-        names = (name, *(f"{name}{part}" for part in _PARTS))
+        if package == "transformers":
+            names = (name, *(f"{name}{part}" for part in _PARTS))
+        else:
+            name = f"{package}_{name.replace('.', '_')}"
+            home = source_module.rpartition(".")[0].replace(".", "_")
+            names = (name, *(f"{name}{part}" for part in _PARTS), home)
         return [f"{__name__}.shared.{name}" for name in names if _has(name, "shared")]
     family, _, name = source_module[len(_PREFIX) :].partition(".")
     if name != f"modeling_{family}" or not _has(family):

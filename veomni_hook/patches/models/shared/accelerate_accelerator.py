@@ -1,4 +1,4 @@
-"""Data loaders that accelerate prepares: processes that share sequences read the same batches.
+"""accelerate's loaders and gathers: processes that share sequences read the same batches, and count once.
 
 Applies only where the setting ``parallel`` has ``sp`` above 1.
 """
@@ -14,7 +14,13 @@ config = PatchConfig(
     description="processes that share sequences read the same batches",
 )
 
-config.add_import("veomni_hook.parallel.data", ["count as veomni_data_count", "index as veomni_data_index"])
+config.add_import(
+    "veomni_hook.parallel.data",
+    [
+        *("count as veomni_data_count", "index as veomni_data_index"),
+        *("of_first as veomni_of_first", "once as veomni_once"),
+    ],
+)
 config.rewrite(
     "Accelerator.prepare_data_loader",
     pattern="self.num_processes",
@@ -27,3 +33,16 @@ config.rewrite(
     replacement="veomni_data_index(self)",
     description="which share this process reads",
 )
+for pattern, replacement in (
+    (
+        "gather_object({data})",
+        "gather_object(veomni_of_first({data}, self.gradient_state.active_dataloader))",
+    ),
+    ("self.gather({data})", "veomni_once(self.gather({data}), self.gradient_state.active_dataloader)"),
+):
+    config.rewrite(
+        "Accelerator.gather_for_metrics",
+        pattern=pattern,
+        replacement=replacement,
+        description="results of processes that share sequences are there once",
+    )
