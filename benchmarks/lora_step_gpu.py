@@ -157,7 +157,11 @@ def line(name: str, facts: Facts) -> str:
         rows.append(
             f"    {side:{wide}} {one['step_ms']:8.1f} ms, in a row {one['in_a_row_ms']:6.1f},"
             f" {one['extra_gib']:6.2f} GiB, loss {one['loss']:.5f}, gradients {one['gradient_norm']:.5f}"
-            f" (each off by {one['norms_off']['median']:.1e}, at most {one['norms_off']['most']:.1e})"
+            + (
+                f" (each off by {off['median']:.1e}, at most {off['most']:.1e})"
+                if (off := one.get("norms_off"))
+                else ""
+            )
         )
         rows += [f"             {words}" for words in one.get("explain", [])]
     return "\n".join(rows)

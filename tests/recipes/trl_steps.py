@@ -59,16 +59,44 @@ def many_different_letters(completions: list[str], **kwargs: Any) -> list[float]
     return [float(len(set(completion))) for completion in completions]
 
 
-def places(completions: list[str], **kwargs: Any) -> list[float]:
-    """Rewards that differ, in order, over the processes that read other data."""
+def places(prompts: list[str]) -> range:
+    """Numbers for the prompts of this process: those of one process that had all of a step."""
     import veomni_hook.parallel
 
     index, _ = veomni_hook.parallel.data_shard()
-    return [float((index * len(completions) + place) % 3) for place in range(len(completions))]
+    return range(index * len(prompts), (index + 1) * len(prompts))
+
+
+def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """Completions that need no random numbers, of other lengths; a process that is no first one has its own."""
+    import veomni_hook.parallel
+
+    wrong = int(os.environ.get("RANK", "0")) % (
+        int(os.environ.get("WORLD_SIZE", "1")) // veomni_hook.parallel.data_shard()[1]
+    )
+    return {
+        "prompt_ids": trainer.processing_class(prompts)["input_ids"],
+        "completion_ids": [
+            [9 + 7 * place + wrong, 5, 11 + place] * (1 + place % 2) for place in places(prompts)
+        ],
+        "logprobs": None,
+        "wrong": [wrong] * len(prompts),
+    }
+
+
+def by_place(prompts: list[str], wrong: list[int], **kwargs: Any) -> list[float]:
+    """Rewards that differ within a prompt's completions, also between the processes of a group."""
+    return [float(place % 3 + other) for place, other in zip(places(prompts), wrong, strict=True)]
 
 
 def online(
-    model: str, kind: str = "GRPO", rewards: Any = many_different_letters, *, peft: bool = False, **more: Any
+    model: str,
+    kind: str = "GRPO",
+    rewards: Any = many_different_letters,
+    *,
+    rollout: Any = None,
+    peft: bool = False,
+    **more: Any,
 ) -> Any:
     import trl
     from datasets import Dataset
@@ -81,6 +109,7 @@ def online(
         args=getattr(trl, f"{kind}Config")(**options),
         train_dataset=prompts,
         peft_config=adapter() if peft else None,
+        **({"rollout_func": rollout} if rollout else {}),
     )
 
 
@@ -103,10 +132,10 @@ CASES: dict[str, Callable[[str], Any]] = {
     "sft-packed": lambda model: sft(model, letters=60, packing=True, gradient_checkpointing=False),
     "grpo-adapter": lambda model: online(model, peft=True, beta=0.1, temperature=1.2, learning_rate=1e-2),
 }
-#: Completions of a prompt in several processes; the most probable ones, which need no random numbers.
+#: The completions of a prompt in one process, and in two groups.
 APART: dict[str, Callable[[str], Any]] = {
-    "whole": lambda model: online(model, rewards=places, top_k=1),
-    "apart": lambda model: online(model, rewards=places, top_k=1, per_device_train_batch_size=2),
+    "whole": lambda model: online(model, rewards=by_place, rollout=rollout),
+    "apart": lambda model: online(model, rewards=by_place, rollout=rollout, per_device_train_batch_size=2),
 }
 
 
