@@ -75,7 +75,7 @@ def main() -> None:
             record(part, rows)
         if any(row.get("seconds", 0) > PROMISED for row in rows):
             sys.exit(
-                f"{part}: a job went on for more than {PROMISED} s after one of its processes had failed"
+                f"{part}: a job went on for more than {PROMISED} s after a process had failed"
             )
 
 
