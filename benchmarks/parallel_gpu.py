@@ -74,9 +74,7 @@ def main() -> None:
         if options.device == "cuda":
             record(part, rows)
         if any(row.get("seconds", 0) > PROMISED for row in rows):
-            sys.exit(
-                f"{part}: a job went on for more than {PROMISED} s after a process had failed"
-            )
+            sys.exit(f"{part}: a job went on for more than {PROMISED} s after a process had failed")
 
 
 def run(part: str, job: str, options: argparse.Namespace) -> list[dict[str, Any]]:
