@@ -360,8 +360,8 @@ def whole(job: Job) -> Iterator[dict[str, Any]]:
         yield {"length": length, "layers": len(step.model.model.layers), "sides": found}  # type: ignore[attr-defined]
 
 
-def experts(job: Job, *, hook: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of tokens of a GPU; sequences have 4,096 tokens."""
+def expert_models(job: Job, kinds: dict[str, tuple[int, str]]) -> Iterator[tuple[str, Any]]:
+    """Yield a model of Qwen3-30B-A3B's shapes for each size of ``ep`` and implementation of its dispatch."""
     import torch
     from torch import distributed
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -377,17 +377,23 @@ def experts(job: Job, *, hook: bool) -> Iterator[dict[str, Any]]:
         Qwen3MoeForCausalLM(config).save_pretrained(folder[0])
         torch.set_default_dtype(torch.float32)
     distributed.barrier()
-    kinds = {"fsdp": (1, "auto"), "ep": (job.world, "veomni"), "all_to_all": (job.world, "all_to_all")}
-    if not hook:
-        kinds = {"liger": (1, "auto")}
-    models = {}
     for name, (size, implementation) in kinds.items():
-        if hook and name not in job.sides:
-            continue
         given = DistributedConfig(fsdp_size=job.world, ep_size=size, ep_implementation=implementation)
-        models[name] = Qwen3MoeForCausalLM.from_pretrained(
-            folder[0], dtype=dtype, distributed_config=given, attn_implementation="sdpa"
-        ).train()
+        yield (
+            name,
+            Qwen3MoeForCausalLM.from_pretrained(
+                folder[0], dtype=dtype, distributed_config=given, attn_implementation="sdpa"
+            ).train(),
+        )
+
+
+def experts(job: Job, *, hook: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each number of tokens of a GPU; sequences have 4,096 tokens."""
+    kinds = {"fsdp": (1, "auto"), "ep": (job.world, "veomni"), "all_to_all": (job.world, "all_to_all")}
+    kinds = (
+        {name: kind for name, kind in kinds.items() if name in job.sides} if hook else {"liger": (1, "auto")}
+    )
+    models = dict(expert_models(job, kinds))
 
     def step(model: Any, ids: Any) -> Any:
         model.zero_grad(set_to_none=True)
@@ -397,7 +403,7 @@ def experts(job: Job, *, hook: bool) -> Iterator[dict[str, Any]]:
 
     for tokens in job.lengths:
         rows, length = max(1, tokens // 4096), min(tokens, 4096)
-        ids = job.ids(config.vocab_size, rows, length, job.rank)
+        ids = job.ids(job.shapes(EXPERTS)["vocab_size"], rows, length, job.rank)
         sides = {name: lambda model=model, ids=ids: step(model, ids) for name, model in models.items()}
         with one_attention(job):
             found = job.by_turns(sides, dict.fromkeys(sides, tokens))

@@ -3,6 +3,7 @@
     python -m benchmarks.parallel_gpu link sequences   # 8k to 128k tokens; about 5 minutes on two H200s
     python -m benchmarks.parallel_gpu experts          # 4k to 64k tokens a GPU; transformers 5.23 or newer
     python -m benchmarks.parallel_gpu whole            # Qwen3-8B with all its layers at 128k tokens
+    python -m benchmarks.parallel_gpu hang             # how jobs end whose processes fail: some minutes
 
 Parts:
 
@@ -19,6 +20,8 @@ Parts:
     experts     Qwen3-30B-A3B's shapes with a few layers. ``fsdp``: FSDP2 alone; ``ep``: experts divided, a
                 token sent once to a GPU; ``all_to_all``: transformers' dispatch; our kernels on all three.
                 ``liger``: FSDP2 alone, upstream's grouped_mm and Liger, in a job before the others.
+    hang        one process raises an error, or is killed, in a layer of the third step, under ``sp=2`` and
+                ``ep=2``: seconds until the job has ended, and what its processes said last.
 
 Sides of a size take turns in one job. A rate is tokens of a GPU in a second, from the median step; memory is
 the peak of a GPU, with weights and gradients. A side that fails or does not fit is recorded with its reason.
@@ -30,18 +33,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks._record import RESULTS
 
-PARTS = ("link", "sequences", "memory", "longest", "whole", "experts")
+PARTS = ("link", "sequences", "memory", "longest", "whole", "experts", "hang")
 TARGET = "parallel_gpu-cuda.json"
 _WORKER = "benchmarks._parallel_worker"
+#: So many seconds after a process has failed its job has ended, and so many after its start it is ended.
+PROMISED, LIMIT = 60, 300
 
 
 def main() -> None:
@@ -57,10 +65,16 @@ def main() -> None:
     parser.add_argument("--sides", help="some of a part's sides, with commas")
     options = parser.parse_args()
     for part in options.parts:
-        jobs = ["upstream", "hook"] if part == "experts" and find_spec("liger_kernel") else ["hook"]
-        rows = [row for job in jobs for row in run(part, job, options)]
+        if part == "hang":
+            cases = [(setting, how) for setting in ("sp=2", "ep=2") for how in ("raise", "kill")]
+            rows = [hang(setting, how, options.device) for setting, how in cases]
+        else:
+            jobs = ["upstream", "hook"] if part == "experts" and find_spec("liger_kernel") else ["hook"]
+            rows = [row for job in jobs for row in run(part, job, options)]
         if options.device == "cuda":
             record(part, rows)
+        if any(row.get("seconds", 0) > PROMISED for row in rows):
+            sys.exit(f"{part}: a job went on for more than {PROMISED} s after a process had failed")
 
 
 def run(part: str, job: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -79,6 +93,38 @@ def run(part: str, job: str, options: argparse.Namespace) -> list[dict[str, Any]
             sys.exit(f"{part}: the job ended with {done.returncode} and measured nothing")
         rows: list[dict[str, Any]] = json.loads(output.read_text())
         return rows
+
+
+def hang(setting: str, how: str, device: str) -> dict[str, Any]:
+    """Run a job one of whose processes fails; return when and how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        failed = Path(folder) / "failed"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command += ["-m", "benchmarks._hang_worker", setting, how, str(failed), "--device", device]
+        with subprocess.Popen(
+            command,
+            env=os.environ | {"VEOMNI_BANNER": "0"},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as job:
+            try:
+                _, errors = job.communicate(timeout=LIMIT)
+            except subprocess.TimeoutExpired:
+                os.killpg(job.pid, signal.SIGKILL)
+                _, errors = job.communicate()
+        ended = time.time()
+        if not failed.exists():
+            sys.exit(f"{setting}, {how}: no process has failed as it should\n{errors[-4000:]}")
+        row = {"setting": setting, "how": how, "status": job.returncode}
+        row["seconds"] = round(ended - float(failed.read_text()), 1)
+    # torch writes the rank in front of each line of a traceback, and torchrun who was first.
+    said = re.findall(r"^\[rank(\d+)\]: (?:\w+\.)*(\w+: .*)", errors, re.MULTILINE)
+    row |= {f"rank {rank}": message[:200] for rank, message in said}
+    first = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", errors, re.DOTALL)
+    row["first"] = f"rank {first[1]}, exit status {first[2]}" if first else "not said"
+    print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    return row
 
 
 def record(part: str, rows: list[dict[str, Any]]) -> None:

@@ -16,9 +16,7 @@ DOCUMENT = ROOT / "docs" / "recipes.md"
 NOTEBOOK = RECIPES / "notebook.ipynb"
 
 CELL = "# %%\n"
-BLOCK = re.compile(
-    r"(<!-- examples/recipes/(\w+\.py) -->\n\n```python\n).*?(^```$)", re.DOTALL | re.MULTILINE
-)
+BLOCK = re.compile(r"(<!-- examples/recipes/(\w+\.\w+) -->\n\n```\w+\n).*?(^```$)", re.DOTALL | re.MULTILINE)
 DOCSTRING = re.compile(r'\A"""(.*?)"""\n+', re.DOTALL)
 
 

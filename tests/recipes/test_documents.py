@@ -7,7 +7,7 @@ from packaging.version import Version
 from scripts import recipes
 from tests.test_packaging import pins
 
-SCRIPTS = sorted(path.name for path in recipes.RECIPES.glob("*.py"))
+SCRIPTS = sorted(path.name for path in recipes.RECIPES.iterdir() if path.suffix in (".py", ".sh"))
 
 
 def test_the_document_shows_every_script_as_it_is():

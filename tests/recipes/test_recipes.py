@@ -113,6 +113,15 @@ def test_losses_are_upstreams_and_the_kernels_run(name, models, tmp_path):
         assert wrong == []
 
 
+def test_ray_workers_share_sequences_and_get_the_losses_of_one_process(models, tmp_path):
+    require("ray")
+    chosen = {"VEOMNI_KERNELS": "torch", "VEOMNI_PARALLEL": "sp=2"}
+    (shared,) = drive(tmp_path / "shared", models["dense"], "ray_train", **chosen)["ray_train"]["as-set"]
+    alone = drive(tmp_path / "alone", models["dense"], "plain_loop", VEOMNI_KERNELS="torch")
+    assert shared["losses"] == pytest.approx(alone["plain_loop"]["as-set"][0]["losses"], abs=1e-5)
+    assert "  sp=2: with gradients, each of 2 processes runs the layers" in shared["explanation"]
+
+
 @pytest.mark.parametrize("name", sorted(BY_HAND))
 def test_what_runs_nowhere_here_is_python_at_least(name, tmp_path):
     py_compile.compile(str(RECIPES / f"{name}.py"), cfile=str(tmp_path / "compiled.pyc"), doraise=True)

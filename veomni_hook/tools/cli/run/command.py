@@ -32,15 +32,40 @@ def run(
         str | None,
         typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
     ] = None,
+    nproc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto|gpu",
+            help="Start the script or module in N processes of this machine, by torchrun. auto, gpu: one for"
+            " each device.",
+            show_default=False,
+        ),
+    ] = None,
+    sp: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="N processes share each sequence, as VEOMNI_PARALLEL=sp=N says."
+        ),
+    ] = None,
+    ep: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="N processes share the experts of a layer, as VEOMNI_PARALLEL=ep=N says."
+        ),
+    ] = None,
 ) -> None:
     """Run a command with the hook active in every Python process of it.
 
     Put it in front of what you type: `run train.py`, `run python -m pkg`, `run torchrun --nproc_per_node 2
     train.py`, `run accelerate launch train.py`, `run bash train.sh`. Settings come from the environment and
     the settings file.
+
+    `run --nproc 8 --sp 2 train.py` is short for torchrun on one machine. For several machines, use torchrun
+    itself: `run --sp 2 torchrun --nnodes 2 ... train.py`.
     """
     from veomni_hook.finders.children import environment
-    from veomni_hook.settings import resolve
+    from veomni_hook.settings import ENVIRONMENT
+    from veomni_hook.tools.cli.run.processes import settings_with, several
     from veomni_hook.tools.cli.run.program import command_of
 
     arguments = command or []
@@ -50,10 +75,17 @@ def run(
             where="veomni-hook run",
             fix="name one: run script.py, run -m package.module, or run torchrun script.py",
         )
-    settings = resolve().settings
+    settings = settings_with({"sp": sp, "ep": ep})
     if not settings.enabled:
         output.warn("the hook is switched off (VEOMNI_HOOK=0 or the settings file); running without it")
-    replace_process(command_of(arguments, module), environment(settings))
+    if nproc is None:
+        program = command_of(arguments, module)
+    else:
+        program = several(arguments, module, nproc, settings)
+    variables = environment(settings)
+    if sp or ep:  # also `--sp 1`, which is stronger than a settings file
+        variables[ENVIRONMENT["parallel"]] = settings.parallel or "none"
+    replace_process(program, variables)
 
 
 run.command_class = ForwardingCommand  # type: ignore[attr-defined]
