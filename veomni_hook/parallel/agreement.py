@@ -13,8 +13,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import Any, NoReturn
+from weakref import WeakSet
 from zlib import crc32
 
 import torch
@@ -24,7 +26,7 @@ from torch.compiler import is_dynamo_compiling
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.host_values import known_copy
 from veomni_hook.parallel import process
-from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.groups import SequenceGroup, made_group
 
 __all__ = ["check_same_batch", "entered", "left"]
 
@@ -33,7 +35,6 @@ _SAMPLES = 16
 _TOLERANCE = 1e-2
 #: Of larger tensors, digests read every second number, or every third, and so on.
 _LARGEST = 1 << 22
-_ODD = 0x1E3779B97F4A7C15
 #: Integers by their bytes.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
@@ -42,9 +43,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 class _Call:
     """The call of a model that is in no other one."""
 
-    model: str
+    model: nn.Module | None
+    name: str
     tensors: dict[str, torch.Tensor]
-    compared: bool = False
+    comparison: _Comparison | None = None
 
 
 @dataclass
@@ -63,13 +65,29 @@ class _Digests:
     arrived: Any = None
 
     def values(self) -> dict[str, int]:
-        """Return all of them; the host waits for those that are late."""
+        """Return those that are late; the host waits for them."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return self.known | {name: int(digest) for name, digest in self.late.items()}
+        return {name: int(digest) for name, digest in self.late.items()}
+
+
+@dataclass
+class _Comparison:
+    """What the processes of a group send each other for a call, on its way."""
+
+    group: SequenceGroup
+    #: Names of calls, and what is compared of them.
+    own: Sequence[tuple[str, Mapping[str, object]]]
+    numbers: list[torch.Tensor]
+    arrived: Any
+    #: Whether some of the call was not computed.
+    has_data: bool
+    over: bool = False
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("veomni_call", default=None)
+#: Models that were split: the comparison starts as soon as they are called.
+_SPLIT: WeakSet[nn.Module] = WeakSet()
 _numbers = count(1)
 #: The digests of the last call, if some of them are late, and the group.
 _late: tuple[object, _Digests] | None = None
@@ -83,7 +101,10 @@ def entered(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if args:
         arguments |= inspect.signature(model.forward).bind_partial(*args).arguments
     tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-    return _CALL.set(_Call(type(model).__name__, tensors))
+    call = _Call(model, type(model).__name__, tensors)
+    if model in _SPLIT and (group := made_group()) is not None:
+        call.comparison = _started(call, group)
+    return _CALL.set(call)
 
 
 def left(token: Token[_Call | None] | None) -> None:
@@ -92,7 +113,6 @@ def left(token: Token[_Call | None] | None) -> None:
         _CALL.reset(token)
 
 
-@torch.no_grad()
 def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGroup, *, first: bool) -> None:
     """Compare the batch of the call that runs, once, before its processes exchange anything.
 
@@ -102,26 +122,34 @@ def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGro
     Raises:
         ParallelError: batches differ: of this call, or of the one before if they are on a device.
     """
-    global _late  # noqa: PLW0603
-    call = _CALL.get() or _Call(model, {"hidden_states": hidden_states})
-    if call.compared:
+    call = _CALL.get() or _Call(None, model, {"hidden_states": hidden_states})
+    comparison = call.comparison = call.comparison or _started(call, group)
+    if comparison.over:
         return
-    call.compared = True
-    name = f"call {next(_numbers)} of {call.model} in training"
+    comparison.over = True
+    if call.model is not None:
+        _SPLIT.add(call.model)
+    comparison.arrived.wait()
+    if any(bool((numbers != comparison.numbers[0]).any()) for numbers in comparison.numbers):
+        _differ(comparison)
+    if first and not comparison.has_data:
+        _check_values(comparison.own[0][0], hidden_states, group)
+
+
+@torch.no_grad()
+def _started(call: _Call, group: SequenceGroup) -> _Comparison:
+    """Send the numbers of a call to the other processes of its group, which do so, too."""
+    global _late  # noqa: PLW0603
+    name = f"call {next(_numbers)} of {call.name} in training"
     shapes = {key: f"{tensor.dtype} {list(tensor.shape)}" for key, tensor in call.tensors.items()}
-    before = _late[1] if _late is not None and _late[0] is group.host else None
+    before = _late[1] if _late is not None and _late[0] is group.host else _Digests("")
     digests = _digests(name, call.tensors)
     _late = (group.host, digests) if digests.late else None
-    own = (
-        (name, shapes),
-        (name, digests.known),
-        ("", {}) if before is None else (before.call, before.values()),
-    )
-    numbers = [crc32(repr(sorted(fields.items())).encode()) for _, fields in own]
-    if any(theirs != numbers for theirs in _all(torch.tensor(numbers), group).tolist()):
-        _differ(own, group)
-    if first and not digests.known and not digests.late:
-        _check_values(name, hidden_states, group)
+    own = (name, shapes), (name, digests.known), (before.call, before.values())
+    mine = torch.tensor([crc32(repr(sorted(fields.items())).encode()) for _, fields in own])
+    numbers = [torch.empty_like(mine) for _ in range(group.size)]
+    arrived = distributed.all_gather(numbers, mine, group.host, async_op=True)
+    return _Comparison(group, own, numbers, arrived, bool(digests.known or digests.late))
 
 
 def _digests(call: str, tensors: Mapping[str, torch.Tensor]) -> _Digests:
@@ -146,29 +174,33 @@ def _digest(tensor: torch.Tensor) -> torch.Tensor:
     """Return one number for values and their places, modulo 2^64."""
     flat = tensor.flatten()[:: 1 + tensor.numel() // _LARGEST].contiguous()
     bits = flat if flat.dtype is torch.bool else flat.view(_BITS[flat.element_size()])
-    mixed = torch.arange(bits.shape[0], device=bits.device).mul_(_ODD).add_(bits)
-    return mixed.square_().sum()
+    length = bits.shape[0]
+    return (bits * _factors(1 << length.bit_length(), bits.device)[:length]).sum()
 
 
-def _all(numbers: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """Return the numbers of each process, ``[size, numbers]``, over the host."""
-    rows = [torch.empty_like(numbers) for _ in range(group.size)]
-    distributed.all_gather(rows, numbers, group.host)
-    return torch.stack(rows)
+@cache
+def _factors(length: int, device: torch.device) -> torch.Tensor:
+    """Return random integers, the same in all processes."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**63), 2**63 - 1, (length,), generator=generator).to(device)
 
 
 def _check_values(call: str, hidden_states: torch.Tensor, group: SequenceGroup) -> None:
     rows = hidden_states.flatten(2).flatten(0, 1)
     at = torch.linspace(0, rows.shape[0] - 1, _SAMPLES, device=rows.device).long()
-    samples = _all(rows[at].float().flatten().cpu(), group)
+    own = rows[at].detach().float().flatten().cpu()
+    every = [torch.empty_like(own) for _ in range(group.size)]
+    distributed.all_gather(every, own, group.host)
+    samples = torch.stack(every)
     first = samples[:1]
     far = (samples - first).abs() > _TOLERANCE * first.abs().max().clamp(min=1e-30)
     if bool((far & (samples != 0) & (first != 0)).any()):
         _raise(group, call, "hidden_states of other tokens")
 
 
-def _differ(own: Sequence[tuple[str, Mapping[str, object]]], group: SequenceGroup) -> NoReturn:
+def _differ(comparison: _Comparison) -> NoReturn:
     """Raise an error that names the first field that differs. All processes of the group call this."""
+    own, group = comparison.own, comparison.group
     rows: list[Any] = [None] * group.size
     distributed.all_gather_object(rows, (distributed.get_rank(), own), group.host)
     for place, (call, fields) in enumerate(own):
