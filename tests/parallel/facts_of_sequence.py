@@ -71,6 +71,50 @@ def recurrent_layers_are_refused() -> Any:
 
 
 @check
+def other_architectures() -> Any:
+    """What training answers, by the reason; the weights stay as they are."""
+    ids = small.batch("plain")["input_ids"]
+    sizes = {
+        "vocab_size": small.VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+    }
+    whole = torch.zeros(2, 16, 32)
+    gpt2 = small.model("gpt2", add_cross_attention=True)
+    upcast = small.model("gpt2", "eager", reorder_and_upcast_attn=True)
+    llama4 = transformers.AutoModelForCausalLM.from_config(
+        transformers.Llama4TextConfig(
+            **sizes, intermediate_size_mlp=24, num_hidden_layers=1, num_local_experts=2
+        )
+    )
+    bert = transformers.AutoModelForMaskedLM.from_config(
+        transformers.BertConfig(**sizes, num_hidden_layers=1)
+    )
+    t5 = transformers.AutoModelForSeq2SeqLM.from_config(
+        transformers.T5Config(
+            vocab_size=small.VOCABULARY,
+            d_model=32,
+            d_ff=24,
+            d_kv=8,
+            num_heads=4,
+            num_layers=1,
+            decoder_start_token_id=0,
+        )
+    )
+    told = {
+        "gpt2": refusal(lambda: gpt2(input_ids=ids, encoder_hidden_states=whole)),
+        "upcast": refusal(lambda: upcast(input_ids=ids)),
+        "llama4": refusal(lambda: llama4(input_ids=ids)),
+        "bert": refusal(lambda: bert(input_ids=ids)),
+        "t5": refusal(lambda: t5(input_ids=ids, labels=ids)),
+    }
+    upcast.gradient_checkpointing_enable({"use_reentrant": True})
+    upcast.enable_input_require_grads()
+    return told | {"upcast, checkpoint": refusal(lambda: upcast(input_ids=ids))}
+
+
+@check
 def a_reference_model_and_other_lengths_between_forward_and_backward() -> float:
     """The layers are recomputed when the last forward was not split, or had another length."""
     model, reference = small.model("llama"), small.model("llama")

@@ -63,6 +63,24 @@ def test_a_model_with_recurrent_layers_is_refused_in_training_only(facts):
     assert "sp=2: Mamba2Model cannot be trained with it: recurrent layers" in told["explain"]
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "reason"),
+    [
+        ("gpt2", "GPT2Model", "cross attention"),
+        ("upcast", "GPT2Attention", "_upcast_and_reordered_attn"),
+        ("upcast, checkpoint", "GPT2Attention", "_upcast_and_reordered_attn"),
+        ("llama4", "Llama4TextModel", "Llama4TextMoe.forward"),
+        ("bert", "BertModel", "its layers are in BertEncoder"),
+        ("t5", "T5Stack", "cross attention"),
+    ],
+)
+def test_other_architectures_are_refused_before_the_first_step(facts, name, model, reason):
+    told = facts["other_architectures"][name]
+    assert f"{model} cannot be split over sp=2 processes: " in told
+    assert reason in told
+    assert "set VEOMNI_PARALLEL without sp for this model (docs/parallel.md" in told
+
+
 def test_copies_and_saved_models_know_nothing_of_processes(facts):
     told = facts["copies_and_saved_models"]
     assert told["names us"] is False

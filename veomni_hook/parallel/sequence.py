@@ -25,7 +25,7 @@ from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup, sequence_group
 from veomni_hook.parallel.sharding import Sharding, in_force, link, sharding_of
 
-__all__ = ["added", "gather", "part_of_rows", "refused", "rows_to_add", "shard"]
+__all__ = ["absent", "added", "gather", "part_of_rows", "refused", "refused_inside", "rows_to_add", "shard"]
 
 #: What layers and users ask of caches.
 _OF_CACHES = (
@@ -164,6 +164,23 @@ def refused(module: nn.Module, reason: str) -> None:
     size = process.sizes().sp
     if size > 1 and torch.is_grad_enabled():
         _refuse(type(module).__name__, size, reason)
+
+
+def absent(module: nn.Module, output: object, reason: str) -> None:
+    """Raise like `refused` if ``module`` gets another model's output."""
+    if output is not None:
+        refused(module, reason)
+
+
+def refused_inside(module: nn.Module, reason: str) -> None:
+    """Raise if ``module``, a part of a layer, has a part of the positions: ``reason`` says why it cannot go on.
+
+    Raises:
+        ParallelError: its layers are split.
+    """
+    sharding = None if process.sizes().sp == 1 else in_force(module)
+    if sharding is not None:
+        _refuse(type(module).__name__, sharding.group.size, reason)
 
 
 def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
