@@ -181,6 +181,18 @@ def heads_that_cannot_be_divided() -> str:
 
 
 @check
+def derivatives_of_gradients() -> Any:
+    told = {}
+    for heads in (1, 2):
+        model = small.model("llama", num_key_value_heads=heads)
+        loss = model(**small.batch("plain")).loss
+        told[heads] = refusal(
+            lambda loss=loss, model=model: torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+        )
+    return told
+
+
+@check
 def eager_functions_that_were_replaced() -> Any:
     """A ring never computes in place of a function that it does not know."""
     home = sys.modules[transformers.LlamaForCausalLM.__module__]

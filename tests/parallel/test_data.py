@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.parallel import data, process
+from veomni_hook.errors import ParallelError, VeomniHookWarning
+from veomni_hook.parallel import data, groups, process
 from veomni_hook.tools.report.parallel import notes_on
 
 
@@ -22,6 +22,21 @@ def test_trainer_logs_what_one_process_logs(ranks):
 def test_a_world_that_cannot_be_divided_stops_before_the_first_step(ranks):
     with pytest.raises(AssertionError, match="sp=3 does not divide the 2 processes"):
         ranks.run("facts_of_trainer:logged", 2, "sp=3")
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes"), [((4,), "1, 2, 4"), ((6, 4), "1, 2"), ((3, 4), "1"), ((24, 12, 8), "1, 2, 4")]
+)
+def test_errors_list_the_sizes_that_divide(counts, sizes):
+    assert groups.choices(*counts) == f"choose sp from {sizes}"
+
+
+@pytest.mark.parametrize("ask", [lambda: data.count(accelerator(0, 6)), lambda: groups.check_world(4, 6)])
+def test_a_share_of_the_data_that_does_not_exist(monkeypatch, ask):
+    monkeypatch.setattr(process, "_told", process.Sizes(sp=4))
+    with pytest.raises(ParallelError, match="sp=4 does not divide the 6 processes") as error:
+        ask()
+    assert "choose sp from 1, 2, 3, 6, or start another number of processes" in str(error.value)
 
 
 def accelerator(rank, world, mesh=None):

@@ -37,6 +37,7 @@ def test_gradients_are_those_of_one_process(facts, name):
             [
                 "LlamaAttention",
                 "sp=2 does not divide its 3 heads, and its implementation `<lambda>` is not known",
+                "choose sp from 1, or set VEOMNI_PARALLEL without sp",
             ],
         ),
         ("attention_weights", ["LlamaModel was asked for `attentions`", "output_attentions"]),
@@ -105,6 +106,13 @@ def test_cumulative_lengths_are_those_of_whole_sequences(facts):
     assert told["whole"] == [4, 15, 0, 5, 15, 10]
     assert told["split"] == [2, 15, 0, 5, 15, 10]
     assert told["error"] < CLOSE
+
+
+def test_derivatives_of_gradients_need_an_sp_that_divides_the_key_heads(facts):
+    told = facts["derivatives_of_gradients"]
+    assert "no derivative of its gradients" in told["1"]
+    assert "choose sp from 1, or set VEOMNI_PARALLEL without sp" in told["1"]
+    assert told["2"] == "no error"
 
 
 def test_dropout_differs_by_process_and_is_recomputed_alike(facts):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Protocol
 
-from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
+from veomni_hook.parallel.groups import check_world
 
 __all__ = ["count", "index", "prepared"]
 
@@ -57,10 +57,5 @@ def _size(accelerator: _Accelerator) -> int:
     if getattr(accelerator.state, "device_mesh", None) is not None:
         process.give_way("the script gives accelerate a ParallelismConfig of its own")
         return 1
-    if accelerator.num_processes % size:
-        raise ParallelError(
-            f"sp={size} does not divide the {accelerator.num_processes} processes of this job",
-            where="the setting `parallel` (VEOMNI_PARALLEL)",
-            fix="choose a divisor, or start another number of processes",
-        )
+    check_world(size, accelerator.num_processes)
     return size

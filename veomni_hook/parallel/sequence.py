@@ -173,7 +173,7 @@ def absent(module: nn.Module, output: object, reason: str) -> None:
 
 
 def refused_inside(module: nn.Module, reason: str) -> None:
-    """Raise if ``module``, a part of a layer, has a part of the positions: ``reason`` says why it cannot go on.
+    """Raise if ``module``, a part of a layer, has a part of the positions, for this reason.
 
     Raises:
         ParallelError: its layers are split.
