@@ -12,7 +12,7 @@ from typing import Protocol
 from veomni_hook.parallel import process
 from veomni_hook.parallel.groups import check_world
 
-__all__ = ["count", "index", "prepared"]
+__all__ = ["count", "index", "mesh", "prepared"]
 
 _evaluating: ContextVar[bool] = ContextVar("veomni_evaluating", default=False)
 
@@ -28,7 +28,7 @@ class _Accelerator(Protocol):
 def count(accelerator: _Accelerator) -> int:
     """Return how many shares of the data there are, for a loader that ``accelerator`` prepares.
 
-    A script that has given accelerate a mesh of its own gets its own parallelism, and a warning.
+    A script that has accelerate divide models or sequences in its own way gets that, and a warning.
 
     Raises:
         ParallelError: ``sp`` does not divide the world.
@@ -50,12 +50,27 @@ def prepared(accelerator: _Accelerator, loader: object, training: bool) -> objec
         _evaluating.reset(token)
 
 
+def mesh(accelerator: _Accelerator, own: object) -> object:
+    """Return the mesh that divides a loader's data: ``own``, the script's; None: `count` and `index` do."""
+    return own if _size(accelerator) == 1 else None
+
+
+def _own_axes(state: object) -> list[str]:
+    """Return the axes of accelerate's parallelism along which processes read the same data."""
+    config = getattr(state, "parallelism_config", None)
+    names = [*config.non_dp_dim_names] if config is not None else []
+    for own in (getattr(state, name, None) for name in ("device_mesh", "ds_device_mesh")):
+        names += [name for name in own.mesh_dim_names if not name.startswith("dp")] if own is not None else []
+    return list(dict.fromkeys(names))
+
+
 def _size(accelerator: _Accelerator) -> int:
     size = 1 if _evaluating.get() else process.sizes().sp
     if size == 1:
         return 1
-    if getattr(accelerator.state, "device_mesh", None) is not None:
-        process.give_way("the script gives accelerate a ParallelismConfig of its own")
+    if own := _own_axes(accelerator.state):
+        axes = " and ".join(own)
+        process.give_way(f"the script gives accelerate a ParallelismConfig of its own, with {axes}")
         return 1
     check_world(size, accelerator.num_processes)
     return size

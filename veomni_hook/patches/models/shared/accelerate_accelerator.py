@@ -14,7 +14,10 @@ config = PatchConfig(
     description="processes that share sequences read the same batches",
 )
 
-config.add_import("veomni_hook.parallel.data", ["count as veomni_data_count", "index as veomni_data_index"])
+config.add_import(
+    "veomni_hook.parallel.data",
+    ["count as veomni_data_count", "index as veomni_data_index", "mesh as veomni_data_mesh"],
+)
 config.rewrite(
     "Accelerator.prepare_data_loader",
     pattern="self.num_processes",
@@ -26,4 +29,10 @@ config.rewrite(
     pattern="self.process_index",
     replacement="veomni_data_index(self)",
     description="which share this process reads",
+)
+config.rewrite(
+    "Accelerator.prepare_data_loader",
+    pattern="self._prepare_device_mesh()",
+    replacement="veomni_data_mesh(self, self._prepare_device_mesh())",
+    description="not by a mesh of all processes, which share sequences",
 )
