@@ -16,6 +16,7 @@ import transformers
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import veomni_hook
 from tests.parallel import small
@@ -369,6 +370,18 @@ def own_dropout_in_each_process() -> bool:
     others = [torch.empty(8) for _ in range(2)]
     distributed.all_gather(others, mine)
     return bool((others[0] != others[1]).any())
+
+
+@check
+def tensor_parallelism() -> str:
+    model, mesh = small.model("llama"), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    for layer in model.model.layers:
+        parallelize_module(
+            layer.mlp,
+            mesh,
+            {"gate_proj": ColwiseParallel(), "up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()},
+        )
+    return refusal(lambda: model(**small.batch("plain")))
 
 
 @check

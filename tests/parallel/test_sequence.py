@@ -42,6 +42,7 @@ def test_gradients_are_those_of_one_process(facts, name):
         ),
         ("attention_weights", ["LlamaModel was asked for `attentions`", "output_attentions"]),
         ("layers_that_bypass_the_interface", ["LlamaModel", "only 1 of its 2 layers"]),
+        ("tensor_parallelism", ["LlamaModel", "tensor parallelism divides layers.0.mlp.gate_proj.weight"]),
         ("filled_caches", ["this cache was filled in a pass with gradients"]),
         ("kept_caches", ["its cache holds keys already"]),
         (

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.distributed.tensor import DTensor
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
@@ -27,6 +28,8 @@ from veomni_hook.parallel.sharding import Sharding, in_force, link, sharding_of
 
 __all__ = ["absent", "added", "gather", "part_of_rows", "refused", "refused_inside", "rows_to_add", "shard"]
 
+#: What torch, transformers and accelerate call this dimension of a mesh.
+_TENSOR_PARALLEL = "tp"
 #: What layers and users ask of caches.
 _OF_CACHES = (
     *("update", "get_seq_length", "update_conv_state", "update_recurrent_state"),
@@ -191,11 +194,20 @@ def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
         name, outer = type(module).__name__, sharding.model
         _refuse(name, group.size, f"it runs inside the layers of {outer}, which are split already")
     if sharding is None or not own or sharding.group != group:
+        _check_parameters(module, group)
         sharding = Sharding(module, group)
     link(module, sharding)
     loss.attach()
     linear_attention.attach()
     return sharding
+
+
+def _check_parameters(module: nn.Module, group: SequenceGroup) -> None:
+    """Raise if tensor parallelism divides parameters: its processes need the same positions."""
+    for name, parameter in module.named_parameters():
+        axes = (parameter.device_mesh.mesh_dim_names or ()) if isinstance(parameter, DTensor) else ()
+        if _TENSOR_PARALLEL in axes:
+            _refuse(type(module).__name__, group.size, f"tensor parallelism divides {name}")
 
 
 @answered_while_tracing
