@@ -16,6 +16,7 @@ import transformers
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import veomni_hook
 from tests.parallel import small
@@ -68,6 +69,50 @@ def recurrent_layers_are_refused() -> Any:
         "evaluated": evaluated,
         "explain": str(veomni_hook.explain(model)),
     }
+
+
+@check
+def other_architectures() -> Any:
+    """What training answers, by the reason; the weights stay as they are."""
+    ids = small.batch("plain")["input_ids"]
+    sizes = {
+        "vocab_size": small.VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+    }
+    whole = torch.zeros(2, 16, 32)
+    gpt2 = small.model("gpt2", add_cross_attention=True)
+    upcast = small.model("gpt2", "eager", reorder_and_upcast_attn=True)
+    llama4 = transformers.AutoModelForCausalLM.from_config(
+        transformers.Llama4TextConfig(
+            **sizes, intermediate_size_mlp=24, num_hidden_layers=1, num_local_experts=2
+        )
+    )
+    bert = transformers.AutoModelForMaskedLM.from_config(
+        transformers.BertConfig(**sizes, num_hidden_layers=1)
+    )
+    t5 = transformers.AutoModelForSeq2SeqLM.from_config(
+        transformers.T5Config(
+            vocab_size=small.VOCABULARY,
+            d_model=32,
+            d_ff=24,
+            d_kv=8,
+            num_heads=4,
+            num_layers=1,
+            decoder_start_token_id=0,
+        )
+    )
+    told = {
+        "gpt2": refusal(lambda: gpt2(input_ids=ids, encoder_hidden_states=whole)),
+        "upcast": refusal(lambda: upcast(input_ids=ids)),
+        "llama4": refusal(lambda: llama4(input_ids=ids)),
+        "bert": refusal(lambda: bert(input_ids=ids)),
+        "t5": refusal(lambda: t5(input_ids=ids, labels=ids)),
+    }
+    upcast.gradient_checkpointing_enable({"use_reentrant": True})
+    upcast.enable_input_require_grads()
+    return told | {"upcast, checkpoint": refusal(lambda: upcast(input_ids=ids))}
 
 
 @check
@@ -144,6 +189,18 @@ def heads_that_cannot_be_divided() -> str:
     model = small.model("llama", num_attention_heads=3, num_key_value_heads=3, hidden_size=24)
     model.set_attn_implementation("of_the_user")
     return refusal(lambda: model(**small.batch("plain")))
+
+
+@check
+def derivatives_of_gradients() -> Any:
+    told = {}
+    for heads in (1, 2):
+        model = small.model("llama", num_key_value_heads=heads)
+        loss = model(**small.batch("plain")).loss
+        told[heads] = refusal(
+            lambda loss=loss, model=model: torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+        )
+    return told
 
 
 @check
@@ -323,6 +380,18 @@ def own_dropout_in_each_process() -> bool:
     others = [torch.empty(8) for _ in range(2)]
     distributed.all_gather(others, mine)
     return bool((others[0] != others[1]).any())
+
+
+@check
+def tensor_parallelism() -> str:
+    model, mesh = small.model("llama"), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    for layer in model.model.layers:
+        parallelize_module(
+            layer.mlp,
+            mesh,
+            {"gate_proj": ColwiseParallel(), "up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()},
+        )
+    return refusal(lambda: model(**small.batch("plain")))
 
 
 @check

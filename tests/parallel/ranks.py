@@ -33,7 +33,7 @@ DIVIDED = pytest.mark.skipif(
 FAMILIES = (
     "llama", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "mamba2", "longcat_flash",
     "deepseek_v32", "deepseek_v4", "glm5_next", "glm_moe_dsa", "axk2", "dots3_note", "hy_v4",
-    "dbrx", "jetmoe", "nllb_moe", "switch_transformers",
+    "gpt2", "llama4", "bert", "t5", "dbrx", "jetmoe", "nllb_moe", "switch_transformers",
     "qwen2_5_vl", "qwen3_vl", "qwen3_omni_moe",
 )  # fmt: skip
 #: Seconds: for the server's imports, which may patch modules first, and for a case.

@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from accelerate.utils import ParallelismConfig
 from torch import nn
 
 from tests.parallel.facts_of_trainer import FEEDS
-from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.parallel import data, process
+from veomni_hook.errors import ParallelError, VeomniHookWarning
+from veomni_hook.parallel import data, groups, process
 from veomni_hook.tools.report.parallel import notes_on
 
 
@@ -51,20 +52,53 @@ def test_a_world_that_cannot_be_divided_stops_before_the_first_step(ranks):
         ranks.run("facts_of_trainer:logged", 2, "sp=3")
 
 
-def accelerator(rank, world, mesh=None):
-    return SimpleNamespace(num_processes=world, process_index=rank, state=SimpleNamespace(device_mesh=mesh))
+@pytest.mark.parametrize(
+    ("counts", "sizes"), [((4,), "1, 2, 4"), ((6, 4), "1, 2"), ((3, 4), "1"), ((24, 12, 8), "1, 2, 4")]
+)
+def test_errors_list_the_sizes_that_divide(counts, sizes):
+    assert groups.choices(*counts) == f"choose sp from {sizes}"
 
 
-def test_a_parallelism_config_of_the_script_wins(monkeypatch):
+@pytest.mark.parametrize("ask", [lambda: data.count(accelerator(0, 6)), lambda: groups.check_world(4, 6)])
+def test_a_share_of_the_data_that_does_not_exist(monkeypatch, ask):
+    monkeypatch.setattr(process, "_told", process.Sizes(sp=4))
+    with pytest.raises(ParallelError, match="sp=4 does not divide the 6 processes") as error:
+        ask()
+    assert "choose sp from 1, 2, 3, 6, or start another number of processes" in str(error.value)
+
+
+def accelerator(rank, world, **axes):
+    config, names = ParallelismConfig(**axes), [axis.removesuffix("_size") for axis in axes]
+    mesh = SimpleNamespace(mesh_dim_names=names) if axes and "sp" not in names else None
+    state = SimpleNamespace(device_mesh=mesh, parallelism_config=config if axes else None)
+    return SimpleNamespace(num_processes=world, process_index=rank, state=state)
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "sp"])
+def test_a_parallelism_config_of_the_script_wins(monkeypatch, axis):
     monkeypatch.setattr(process, "_told", None)
     monkeypatch.setattr(process, "_left_out", None)
     process.tell("sp=2,ep=4")
-    own = accelerator(3, 4, mesh=object())
-    with pytest.warns(VeomniHookWarning, match="sp=2,ep=4 is left out: the script gives accelerate"):
-        assert data.count(own) == 4
+    own = accelerator(3, 4, dp_shard_size=2, **{f"{axis}_size": 2})
+    with pytest.warns(
+        VeomniHookWarning, match=f"sp=2,ep=4 is left out: the script gives .* own, with {axis}. To"
+    ):
+        assert data.mesh(own, own.state) is own.state
     process.tell("sp=2")  # a module that is imported later
     assert (process.sizes().sp, process.sizes().ep, data.index(own)) == (1, 1, 3)
     assert notes_on(nn.Linear(2, 2)) == (process.left_out(),)
+
+
+@pytest.mark.parametrize("axes", [{"dp_shard_size": 4}, {"dp_replicate_size": 2, "dp_shard_size": 2}])
+def test_data_parallelism_of_the_script_stays_beside_sp(monkeypatch, axes):
+    monkeypatch.setattr(process, "_told", process.Sizes(sp=2))
+    assert [(data.index(accelerator(r, 4, **axes)), data.count(accelerator(r, 4, **axes))) for r in range(4)] == [
+        (0, 2), (0, 2), (1, 2), (1, 2),
+    ]  # fmt: skip
+    own = accelerator(1, 4, **axes)
+    assert data.mesh(own, own.state.device_mesh) is None
+    evaluating = SimpleNamespace(prepare=lambda _: data.mesh(own, own.state.device_mesh))
+    assert data.prepared(evaluating, None, False) is own.state.device_mesh
 
 
 def test_shares(monkeypatch):

@@ -53,7 +53,14 @@ def facts(ranks):
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("heads", ["OlmoHybridGatedDeltaNet (layer 0)", "sp=2 does not divide its 3 value heads"]),
+        (
+            "heads",
+            [
+                "OlmoHybridGatedDeltaNet (layer 0)",
+                "sp=2 does not divide its 3 value heads",
+                "choose sp from 1, or",
+            ],
+        ),
         ("channels", ["KimiLinearDeltaAttention (layer 0)", "sp=2 does not divide its 3 value heads"]),
         ("state", ["OlmoHybridGatedDeltaNet (layer 0)", "its cache holds a state already"]),
         ("convolution", ["the convolution in front of its rule saw a part of the sequence alone"]),

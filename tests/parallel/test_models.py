@@ -35,6 +35,8 @@ OTHERS = [
     "llama/sdpa/packed/15/unread",
     "llama/sdpa/padded/15/unread/num_items_in_batch=31",
     "qwen3_moe/sdpa/padded/9/unread/output_router_logits=true",
+    "gpt2/sdpa/plain/15/unread",
+    "gpt2/eager/padded/13/checkpoint=reentrant",
 ]
 
 

@@ -35,10 +35,12 @@ def test_gradients_are_those_of_one_process(facts, name):
             [
                 "LlamaAttention",
                 "sp=2 does not divide its 3 heads, and its implementation `<lambda>` is not known",
+                "choose sp from 1, or set VEOMNI_PARALLEL without sp",
             ],
         ),
         ("attention_weights", ["LlamaModel was asked for `attentions`", "output_attentions"]),
         ("layers_that_bypass_the_interface", ["LlamaModel", "only 1 of its 2 layers"]),
+        ("tensor_parallelism", ["LlamaModel", "tensor parallelism divides layers.0.mlp.gate_proj.weight"]),
         ("filled_caches", ["this cache was filled in a pass with gradients"]),
         ("kept_caches", ["its cache holds keys already"]),
         (
@@ -81,6 +83,24 @@ def test_a_model_with_recurrent_layers_is_refused_in_training_only(facts):
     assert "sp=2: Mamba2Model cannot be trained with it: recurrent layers" in told["explain"]
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "reason"),
+    [
+        ("gpt2", "GPT2Model", "cross attention"),
+        ("upcast", "GPT2Attention", "_upcast_and_reordered_attn"),
+        ("upcast, checkpoint", "GPT2Attention", "_upcast_and_reordered_attn"),
+        ("llama4", "Llama4TextModel", "Llama4TextMoe.forward"),
+        ("bert", "BertModel", "its layers are in BertEncoder"),
+        ("t5", "T5Stack", "cross attention"),
+    ],
+)
+def test_other_architectures_are_refused_before_the_first_step(facts, name, model, reason):
+    told = facts["other_architectures"][name]
+    assert f"{model} cannot be split over sp=2 processes: " in told
+    assert reason in told
+    assert "set VEOMNI_PARALLEL without sp for this model (docs/parallel.md" in told
+
+
 def test_copies_and_saved_models_know_nothing_of_processes(facts):
     told = facts["copies_and_saved_models"]
     assert told["names us"] is False
@@ -105,6 +125,13 @@ def test_cumulative_lengths_are_those_of_whole_sequences(facts):
     assert told["whole"] == [4, 15, 0, 5, 15, 10]
     assert told["split"] == [2, 15, 0, 5, 15, 10]
     assert told["error"] < CLOSE
+
+
+def test_derivatives_of_gradients_need_an_sp_that_divides_the_key_heads(facts):
+    told = facts["derivatives_of_gradients"]
+    assert "no derivative of its gradients" in told["1"]
+    assert "choose sp from 1, or set VEOMNI_PARALLEL without sp" in told["1"]
+    assert told["2"] == "no error"
 
 
 def test_dropout_differs_by_process_and_is_recomputed_alike(facts):

@@ -25,7 +25,7 @@ from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import each_to_heads, part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known
-from veomni_hook.parallel.groups import SequenceGroup, divided, neighbours
+from veomni_hook.parallel.groups import SequenceGroup, choices, divided, neighbours
 from veomni_hook.parallel.partial_attention import is_fused
 from veomni_hook.parallel.ring_attention import ring_attention
 from veomni_hook.parallel.seeds import own_random_numbers
@@ -78,7 +78,8 @@ def _attend(
             sharding.note_call()
             return _around(call, sharding, near, module, operands_of_ring, attention_mask), None
         if heads % group.size:
-            _refuse(module, f"sp={group.size} does not divide its {heads} heads, and {call}", group)
+            reason = f"sp={group.size} does not divide its {heads} heads, and {call}"
+            _refuse(module, reason, group, f"{choices(heads, group.mesh.size())}, or ")
     full = _positions(sharding, module, part, attention_mask, operands)
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
@@ -220,10 +221,10 @@ def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup
         attributes.update(before)
 
 
-def _refuse(module: nn.Module, reason: str, group: SequenceGroup) -> None:
+def _refuse(module: nn.Module, reason: str, group: SequenceGroup, advice: str = "") -> None:
     name = type(module).__name__
     raise ParallelError(
         f"{name} cannot run with sequences that {group.size} processes share: {reason}",
         where=f"attention of {name}",
-        fix="choose another sp, or set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
+        fix=f"{advice}set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
     )

@@ -16,14 +16,14 @@ import torch
 from torch import distributed
 from torch.utils._pytree import tree_map_only
 
-from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
-from veomni_hook.parallel.groups import sequence_group
+from veomni_hook.parallel.groups import check_world, sequence_group
 
 __all__ = [
     "count",
     "dispatching",
     "index",
+    "mesh",
     "of_first",
     "of_group",
     "once",
@@ -49,7 +49,7 @@ class _Accelerator(Protocol):
 def count(accelerator: _Accelerator) -> int:
     """Return how many shares of the data there are, for a loader that ``accelerator`` prepares.
 
-    A script that has given accelerate a mesh of its own gets its own parallelism, and a warning.
+    A script that has accelerate divide models or sequences in its own way gets that, and a warning.
 
     Raises:
         ParallelError: ``sp`` does not divide the world.
@@ -89,9 +89,9 @@ class _Shares:
         return getattr(self._state, name)
 
 
-def dispatching(state: Any, mesh: object) -> Any:
-    """Return the state of the job for a new loader that dispatches batches; ``mesh`` is the script's."""
-    size = 1 if _evaluating.get() or mesh is not None else process.sizes().sp
+def dispatching(state: Any) -> Any:
+    """Return the state of the job for a new loader that dispatches batches."""
+    size = 1 if _evaluating.get() else process.sizes().sp
     return state if size == 1 else _Shares(state, size)
 
 
@@ -163,17 +163,27 @@ def _size_for(loader: object) -> int:
     return 1 if loader in _DIVIDED or not distributed.is_initialized() else process.sizes().sp
 
 
+def mesh(accelerator: _Accelerator, own: object) -> object:
+    """Return the mesh that divides a loader's data: ``own``, the script's; None: `count` and `index` do."""
+    return own if _size(accelerator) == 1 else None
+
+
+def _own_axes(state: object) -> list[str]:
+    """Return the axes of accelerate's parallelism along which processes read the same data."""
+    config = getattr(state, "parallelism_config", None)
+    names = [*config.non_dp_dim_names] if config is not None else []
+    for own in (getattr(state, name, None) for name in ("device_mesh", "ds_device_mesh")):
+        names += [name for name in own.mesh_dim_names if not name.startswith("dp")] if own is not None else []
+    return list(dict.fromkeys(names))
+
+
 def _size(accelerator: _Accelerator) -> int:
     size = 1 if _evaluating.get() else process.sizes().sp
     if size == 1:
         return 1
-    if getattr(accelerator.state, "device_mesh", None) is not None:
-        process.give_way("the script gives accelerate a ParallelismConfig of its own")
+    if own := _own_axes(accelerator.state):
+        axes = " and ".join(own)
+        process.give_way(f"the script gives accelerate a ParallelismConfig of its own, with {axes}")
         return 1
-    if accelerator.num_processes % size:
-        raise ParallelError(
-            f"sp={size} does not divide the {accelerator.num_processes} processes of this job",
-            where="the setting `parallel` (VEOMNI_PARALLEL)",
-            fix="choose a divisor, or start another number of processes",
-        )
+    check_world(size, accelerator.num_processes)
     return size

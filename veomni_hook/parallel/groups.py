@@ -19,7 +19,17 @@ from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 from veomni_hook.parallel import process
 
-__all__ = ["SequenceGroup", "data_shard", "device", "divided", "made_group", "neighbours", "sequence_group"]
+__all__ = [
+    "SequenceGroup",
+    "check_world",
+    "choices",
+    "data_shard",
+    "device",
+    "divided",
+    "made_group",
+    "neighbours",
+    "sequence_group",
+]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 
@@ -68,7 +78,7 @@ def sequence_group() -> SequenceGroup:
         )
     if (known := made_group()) is not None:
         return known
-    _check_world(size, distributed.get_world_size())
+    check_world(size, distributed.get_world_size())
     mesh = init_device_mesh(
         device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
     )
@@ -136,19 +146,28 @@ def data_shard() -> tuple[int, int]:
         rank, world = distributed.get_rank(), distributed.get_world_size()
     else:
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    _check_world(size, world)
+    check_world(size, world)
     return rank // size, world // size
 
 
-def _check_world(size: int, world: int) -> None:
+def check_world(size: int, world: int) -> None:
+    """Raise unless ``size`` divides the ``world`` processes of a job.
+
+    Raises:
+        ParallelError: it does not.
+    """
     if world % size:
         raise ParallelError(
             f"sp={size} does not divide the {world} processes of this job",
             where=_WHERE,
-            fix="choose sp from "
-            + ", ".join(str(one) for one in range(1, world + 1) if world % one == 0)
-            + ", or start another number of processes",
+            fix=f"{choices(world)}, or start another number of processes",
         )
+
+
+def choices(*counts: int) -> str:
+    """Return the advice to choose an ``sp`` that divides each of ``counts``."""
+    common = gcd(*counts)
+    return f"choose sp from {', '.join(str(size) for size in range(1, common + 1) if common % size == 0)}"
 
 
 def device() -> str:

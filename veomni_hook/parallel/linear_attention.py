@@ -23,7 +23,7 @@ from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
 from veomni_hook.kernels.shared.whole_sequences import SEQUENCES
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import each_to_heads, gathered, part_length, to_positions
-from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.groups import SequenceGroup, choices
 from veomni_hook.parallel.sharding import Sharding, in_force
 
 __all__ = ["attach", "over_sequence"]
@@ -174,7 +174,8 @@ def _check(
     """Raise if the exchange would not be right for this call."""
     group, heads, keys = sharding.group, value.shape[2], key.shape[2]
     if heads % group.size:
-        _refuse(owner, f"sp={group.size} does not divide its {heads} value heads", group)
+        reason = f"sp={group.size} does not divide its {heads} value heads"
+        _refuse(owner, reason, group, f"{choices(heads, group.mesh.size())}, or ")
     if heads % keys:
         _refuse(owner, f"it has {keys} key heads for {heads} value heads", group)
     if named.get("initial_state") is not None:
@@ -194,10 +195,10 @@ def _samples(sharding: Sharding, rows: int, part: int, named: Named) -> tuple[to
     return of_rows(rows, full, ends, named.get(_INDICES)), rest
 
 
-def _refuse(owner: nn.Module, reason: str, group: SequenceGroup) -> None:
+def _refuse(owner: nn.Module, reason: str, group: SequenceGroup, advice: str = "") -> None:
     name = type(owner).__name__
     raise ParallelError(
         f"{name} cannot run with sequences that {group.size} processes share: {reason}",
         where=layer_of(owner),
-        fix="choose another sp, or set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
+        fix=f"{advice}set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
     )

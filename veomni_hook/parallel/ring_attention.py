@@ -9,13 +9,14 @@ samples; it also replaces attention of the whole process.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.autograd import applied, is_recorded
-from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.groups import SequenceGroup, choices
 from veomni_hook.parallel.partial_attention import Formula, Results, Sums, add_gradients, attend, empty, merge
 from veomni_hook.parallel.ring import arrived, mirrored, pass_on
 from veomni_hook.parallel.ring_pairs import Pair, Pairs, hidden_by
@@ -90,7 +91,7 @@ class _Ring(torch.autograd.Function):
             raise ParallelError(
                 "attention around a ring of processes has no derivative of its gradients",
                 where="a backward pass with create_graph=True",
-                fix="set VEOMNI_PARALLEL with an sp that divides the key heads, or without sp",
+                fix=f"{_choices(key, ring)}, or set VEOMNI_PARALLEL without sp",
             )
         with torch.autocast(query.device.type, enabled=False):
             grad = grad.to(largest.dtype)
@@ -107,6 +108,12 @@ class _Ring(torch.autograd.Function):
 
 
 _attend = applied(_Ring)
+
+
+def _choices(key: torch.Tensor, ring: SequenceGroup) -> str:
+    """Return the advice to choose an ``sp`` without a ring, for the keys of a share of the heads."""
+    world, near = ring.mesh.size(), ring.mesh.size(2)
+    return choices(world, key.shape[1] * near, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 
 
 def _around(

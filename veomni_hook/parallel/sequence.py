@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.distributed.tensor import DTensor
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
@@ -25,8 +26,10 @@ from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup, sequence_group
 from veomni_hook.parallel.sharding import Sharding, in_force, link, sharding_of
 
-__all__ = ["added", "gather", "part_of_rows", "refused", "rows_to_add", "shard"]
+__all__ = ["absent", "added", "gather", "part_of_rows", "refused", "refused_inside", "rows_to_add", "shard"]
 
+#: What torch, transformers and accelerate call this dimension of a mesh.
+_TENSOR_PARALLEL = "tp"
 #: What layers and users ask of caches.
 _OF_CACHES = (
     *("update", "get_seq_length", "update_conv_state", "update_recurrent_state"),
@@ -166,6 +169,23 @@ def refused(module: nn.Module, reason: str) -> None:
         _refuse(type(module).__name__, size, reason)
 
 
+def absent(module: nn.Module, output: object, reason: str) -> None:
+    """Raise like `refused` if ``module`` gets another model's output."""
+    if output is not None:
+        refused(module, reason)
+
+
+def refused_inside(module: nn.Module, reason: str) -> None:
+    """Raise if ``module``, a part of a layer, has a part of the positions, for this reason.
+
+    Raises:
+        ParallelError: its layers are split.
+    """
+    sharding = None if process.sizes().sp == 1 else in_force(module)
+    if sharding is not None:
+        _refuse(type(module).__name__, sharding.group.size, reason)
+
+
 def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
     """Return the sharding of a base model, known to each of its modules (layers may be new)."""
     group = sequence_group()
@@ -174,11 +194,20 @@ def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
         name, outer = type(module).__name__, sharding.model
         _refuse(name, group.size, f"it runs inside the layers of {outer}, which are split already")
     if sharding is None or not own or sharding.group != group:
+        _check_parameters(module, group)
         sharding = Sharding(module, group)
     link(module, sharding)
     loss.attach()
     linear_attention.attach()
     return sharding
+
+
+def _check_parameters(module: nn.Module, group: SequenceGroup) -> None:
+    """Raise if tensor parallelism divides parameters: its processes need the same positions."""
+    for name, parameter in module.named_parameters():
+        axes = (parameter.device_mesh.mesh_dim_names or ()) if isinstance(parameter, DTensor) else ()
+        if _TENSOR_PARALLEL in axes:
+            _refuse(type(module).__name__, group.size, f"tensor parallelism divides {name}")
 
 
 @answered_while_tracing

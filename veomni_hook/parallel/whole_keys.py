@@ -152,5 +152,5 @@ def _refuse(module: nn.Module, reason: str, group: SequenceGroup) -> NoReturn:
     raise ParallelError(
         f"{name} cannot run with sequences that {group.size} processes share: {reason}",
         where=f"attention of {name}",
-        fix="choose another sp, or set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
+        fix="set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
     )

@@ -18,6 +18,7 @@ UPSTREAM_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "embeddings": {"inputs_embeds": _EVER},
     "positions": {"position_ids": _EVER},
     "mask": {"attention_mask": _EVER},
+    "another model's output": {"encoder_hidden_states": _EVER},
     "mask of padding": {"padding_mask": _EVER},
     # Arguments of towers: what holds data, by its form, and what says how features are computed.
     "images": {"pixel_values": _EVER, "pixel_values_videos": _EVER, "pixel_values_images": _EVER},

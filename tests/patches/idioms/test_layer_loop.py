@@ -29,7 +29,7 @@ FAMILIES = ("llama", "qwen3", "qwen3_moe", "gemma3", "gpt_oss", "deepseek_v3")
 #: Linear attention whose rules are shared.
 LINEAR = {"qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "bailing_hybrid"}
 #: At least so many loops of base models are supported, by release.
-SUPPORTED = {"5.2.0": 66, "5.9.0": 86, "5.17.0": 106, "5.23.0": 126}
+SUPPORTED = {"5.2.0": 66, "5.9.0": 86, "5.17.0": 106, "5.23.0": 128}
 
 
 def sites(text):

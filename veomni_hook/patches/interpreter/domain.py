@@ -171,6 +171,10 @@ class Domain(ABC, Generic[V]):
         met, unmet = (self.constant(None) if result is None else result for result in results)
         return self.branch(test, met, unmet)
 
+    def left_out(self, error: Missed, test: ast.expr, block: Sequence[ast.stmt], frame: Frame[V]) -> V:
+        """What a block under a condition returns that cannot be followed, if the domain leaves it out."""
+        raise error
+
     def knows(self, statement: ast.If | ast.Assert, frame: Frame[V]) -> bool:
         """Whether the domain knows a statement as a whole, and has done what it does."""
         return False

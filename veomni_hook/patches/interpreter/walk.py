@@ -112,18 +112,38 @@ def _if(statement: ast.If, frame: Frame[V]) -> None:
     if isinstance(test, bool):
         run(statement.body if test else statement.orelse, frame)
     else:
-        _sides((statement.test, test), statement.body, statement.orelse, frame)
+        _sides((statement.test, test), statement.body, statement.orelse, frame, blocks=True)
 
 
 def _sides(
-    condition: tuple[ast.expr, V], met: Sequence[ast.stmt], unmet: Sequence[ast.stmt], frame: Frame[V]
+    condition: tuple[ast.expr, V],
+    met: Sequence[ast.stmt],
+    unmet: Sequence[ast.stmt],
+    frame: Frame[V],
+    *,
+    blocks: bool = False,
 ) -> tuple[V | None, V | None]:
-    """What both sides of a condition, and its value, return. ``frame`` gets their values and effects."""
+    """What both sides of a condition, and its value, return. ``frame`` gets their values and effects.
+
+    If the sides are blocks of their own, the domain may leave out one that cannot be followed.
+    """
     node, test = condition
     frames = frame.fork(), frame.fork()
     for outcome, side in zip((True, False), frames, strict=True):
         frame.domain.assume(node, outcome, side)
-    results = run(met, frames[0]), run(unmet, frames[1])
+    try:
+        met_result, missed = run(met, frames[0]), None
+    except Missed as error:
+        if not blocks:
+            raise
+        met_result, missed = frame.domain.left_out(error, node, met, frames[0]), error
+    try:
+        unmet_result = run(unmet, frames[1])
+    except Missed as error:
+        if not blocks or missed is not None:
+            raise
+        unmet_result = frame.domain.left_out(error, node, unmet, frames[1])
+    results = met_result, unmet_result
     frame.domain.join(frame, test, frames, results)
     return results
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import before
 from veomni_hook.patches.code.scope import global_bindings
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.tree import chain, decorator_name, last_name
+from veomni_hook.patches.code.tree import chain, decorator_name, last_name, walk_ast
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, convolved, of_cache, ruled
 from veomni_hook.patches.idioms.layer_loop.builtin import builtin
@@ -88,6 +89,9 @@ class Calls(Collections):
         masks: arguments of calls that must be this process's part of a mask.
         queries: by the identity of a method of attention: with what it gets all keys, or None.
         asking: whether one of them is followed.
+        absent: parameters of the model's forward that are None where its layers are split.
+        refusing: the method of attention, and its frame's depth, whose branches may be refused.
+        refusals: statements at which the branches begin that are refused, by their identity, and why.
         segments: attention by segments in the methods that were followed.
         boundaries: what a tower's forward calls the boundaries of these segments.
     """
@@ -105,6 +109,9 @@ class Calls(Collections):
         self.masks: dict[int, ast.expr] = {}
         self.queries: dict[int, Queries | None] = {}
         self.asking = False
+        self.absent: frozenset[str] = frozenset()
+        self.refusing: tuple[FunctionNode, int] | None = None
+        self.refusals: dict[int, tuple[ast.stmt, str]] = {}
         self.segments: list[Found] = []
         self.boundaries: set[str] = set()
 
@@ -308,6 +315,7 @@ class Calls(Collections):
         if self.tower or not asks_interface(function):
             return run(function.body, frame)
         masks, errors, key = self.masks, list[Missed](), id(function)
+        values_before = frame.values
         for queries, values in [(None, frame.values), *queries_of(self.view, function, frame.values)]:
             if self.queries.get(key, queries) != queries:
                 continue  # what it gets is the same in all of its calls
@@ -321,7 +329,34 @@ class Calls(Collections):
                 return result
             finally:
                 self.asking = False
-        raise errors[0] if errors else Missed("its attention is called in several ways", function)
+        if not errors:
+            raise Missed("its attention is called in several ways", function)
+        # It may have other ways beside the one that can be followed.
+        outer, self.refusing = self.refusing, (function, frame.depth)
+        frame.values, self.masks = {**values_before}, {**masks}
+        try:
+            result = run(function.body, frame)
+        except Missed:
+            raise errors[0] from None
+        finally:
+            self.refusing = outer
+        self.queries[key] = None
+        return result
+
+    def left_out(
+        self, error: Missed, test: ast.expr, block: Sequence[ast.stmt], frame: Frame[Value]
+    ) -> Value:
+        function, depth = self.refusing or (None, -1)
+        if function is None or frame.depth != depth or not block or "self" not in frame.values:
+            raise error
+        # Whether there is something may be true of every call; settings and classes of caches have a default.
+        operators = [part for node in walk_ast(test) if isinstance(node, ast.Compare) for part in node.ops]
+        if any(isinstance(part, ast.Is | ast.IsNot) for part in operators):
+            raise error
+        if before(self.view.document, function, block[0]) is None:
+            raise error
+        self.refusals[id(block[0])] = block[0], error.reason
+        return self.raised()
 
     def _parameters(self, function: FunctionNode, arguments: Arguments) -> dict[str, Value]:
         """The values of a function's parameters; those that ``**`` may set are not known."""
@@ -329,13 +364,15 @@ class Calls(Collections):
         values = passed.values
         for name, default in passed.defaults.items():
             values[name] = Whole(name) if default is None else evaluate(default, Frame(self, {}))
-            if arguments.bag is not None and default is not None:
+            if arguments.bag is not None and default is not None and name not in self.absent:
                 values[name] = Whole(name) if values[name] == NOTHING else PLAIN
         if function.args.vararg is not None:
             values[function.args.vararg.arg] = Items(tuple(passed.rest))
         elif passed.rest:
             raise Missed("it gets more arguments than it has parameters", function, Code.OTHER_ARGUMENTS)
         if (kwarg := function.args.kwarg) is not None:
+            if any(name in self.absent and value != NOTHING for name, value in passed.others.items()):
+                raise Missed("it passes on something else under the name of what is None", function)
             parts = tuple((name, value) for name, value in passed.others.items() if holds_tensor(value))
             values[kwarg.arg] = Whole(f"**{kwarg.arg}", parts)
         return values

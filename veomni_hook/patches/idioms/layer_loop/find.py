@@ -10,7 +10,6 @@ attention of the user's implementation, which gets all positions. Everything els
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -19,8 +18,8 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
 from veomni_hook.patches.code.tree import calls_in, own_attribute
-from veomni_hook.patches.idioms.layer_loop.inside import IMPORT, OP, Inside
-from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
+from veomni_hook.patches.idioms.layer_loop.inside import IMPORT, NOT_HERE, OP, Inside, quoted
+from veomni_hook.patches.idioms.layer_loop.loop import CROSS, Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.towers import decided_tower
@@ -42,7 +41,6 @@ CANDIDATES = (
 
 _TOWERS = ("veomni_hook.parallel", "towers as veomni_towers")
 _SHARDED, _SPLIT, _MODEL = "sharded", "split", "base_model"
-_NOT_HERE = "sequence parallelism: not for this model"
 _MASK = re.compile(r"\bcreate_\w*mask\w*\b")
 
 
@@ -56,7 +54,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             yield _site(view, owner, forward, layers, inside)
         elif takes_ids and (inner := _apart(view, owner, forward)):
             reason = Reason(f"its layers are in {inner}, apart from its mask", Code.OTHER_LOOP)
-            edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
+            edits = before_body(view, forward, _refusal(forward, reason), NOT_HERE)
             site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
             yield site(Status.REFUSED, reason=reason, edits=edits, imports=(IMPORT,))
         elif layers and attends(view, owner, layers[0]):
@@ -82,11 +80,12 @@ def _site(
         holding = next(part for part in forward.body if any(inner is layers[0] for inner in ast.walk(part)))
         code = _refusal(forward, reason)
         return site(
-            Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
+            Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, NOT_HERE)
         )
     for one in every:
         inside.masks.update({id(mask): mask for mask in one.masks})
         inside.queries.update(one.queries)
+        inside.refusals.update(one.refusals)
     return site(
         Status.ROUTED,
         variant=_SHARDED,
@@ -176,6 +175,8 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
         raise Missed(f"which of {among} is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS)
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
+    for name in loop.absent:
+        code = f"veomni_sequence.absent({receiver}, {name}, {quoted(CROSS)})\n{code}"
     for name in loop.ids:
         code += f"\n{name} = veomni_sequence.part_of_rows({receiver}, {name})"
     added: tuple[Edit, ...] = ()
@@ -197,4 +198,4 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
 
 
 def _refusal(forward: FunctionNode, reason: str) -> str:
-    return f"veomni_sequence.refused({forward.args.args[0].arg}, {json.dumps(reason, ensure_ascii=False)})"
+    return f"veomni_sequence.refused({forward.args.args[0].arg}, {quoted(reason)})"

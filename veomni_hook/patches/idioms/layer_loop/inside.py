@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,13 +12,15 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.idioms.layer_loop.queries import Queries
-from veomni_hook.patches.routes.guards import before_body, in_place
+from veomni_hook.patches.routes.guards import before_body, before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
-__all__ = ["IMPORT", "OP", "Inside"]
+__all__ = ["IMPORT", "NOT_HERE", "OP", "Inside", "quoted"]
 
 OP = "layer_loop"
+#: The comment above a statement that refuses a pass.
+NOT_HERE = "sequence parallelism: not for this model"
 IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
 _KEYS = ("veomni_hook.parallel", "whole_keys as veomni_keys")
 
@@ -29,14 +32,16 @@ class Inside:
     Attributes:
         masks: arguments of calls that must be a part of a mask of padding, by their identity.
         queries: methods of attention that get the keys of all positions, by their identity.
+        refusals: where branches begin that are refused when they run, by identity, and why.
     """
 
     masks: dict[int, ast.expr] = field(default_factory=dict)
     queries: dict[int, Queries] = field(default_factory=dict)
+    refusals: dict[int, tuple[ast.stmt, str]] = field(default_factory=dict)
 
     def sites(self, view: ModuleView) -> Iterator[Site]:
         """The sites of the methods that change."""
-        for owner in view.classes.values() if self.masks or self.queries else ():
+        for owner in view.classes.values() if self.masks or self.queries or self.refusals else ():
             for name, method in view.methods(owner).items():
                 site = partial(Site, OP, f"{owner.name}.{name}", Status.ROUTED, counted=False)
                 expressions = [
@@ -49,9 +54,20 @@ class Inside:
                     ]
                     line = expressions[0].lineno
                     yield site("part_of_rows", edits=tuple(parts), lineno=line, imports=(IMPORT,))
+                for statement in walk_ast(method) if self.refusals else ():
+                    if id(statement) in self.refusals:
+                        first, reason = self.refusals[id(statement)]
+                        code = f"veomni_sequence.refused_inside(self, {quoted(reason)})"
+                        edits = before_statement(view, method, first, code, NOT_HERE)
+                        yield site("refused_inside", edits=edits, lineno=first.lineno, imports=(IMPORT,))
                 if (queries := self.queries.get(id(method))) is not None:
                     edits = _asking(view, method, queries)
                     yield site("whole_keys", edits=edits, lineno=method.lineno, imports=(_KEYS,))
+
+
+def quoted(reason: str) -> str:
+    """A reason as code."""
+    return json.dumps(reason, ensure_ascii=False)
 
 
 def _asking(view: ModuleView, method: FunctionNode, queries: Queries) -> tuple[Edit, ...]:

@@ -29,14 +29,15 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     shaped,
 )
 from veomni_hook.patches.interpreter.domain import Frame
-from veomni_hook.patches.interpreter.walk import evaluate, run
+from veomni_hook.patches.interpreter.walk import bound, evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 from veomni_hook.patches.upstream_names import names
 
-__all__ = ["Loop", "after_loop", "decided", "hidden_of", "index_of", "loops"]
+__all__ = ["CROSS", "Loop", "after_loop", "decided", "hidden_of", "index_of", "loops"]
 
 _WRAPPERS = ("enumerate", "zip", "reversed", "list", "tuple")
+CROSS = "cross attention: the layers also attend to another model's output"
 _NORM = Template("HIDDEN = self.NORM(HIDDEN)")
 #: Hidden states, or several streams of them.
 _HIDDEN = ("B S .", "B S . .")
@@ -56,6 +57,8 @@ class Loop:
         addition: the statement inside that adds rows.
         ids: the names of token ids that the layers get.
         queries: methods of attention inside, by their node, that get the keys of all positions.
+        refusals: where branches of attention begin that are refused when they run, and why.
+        absent: the forward's parameters that must be None.
         boundaries: the names of the boundaries of segments, in a tower.
         aside: where the loop of a tower reads the hidden states for something that no layer gets.
     """
@@ -69,6 +72,8 @@ class Loop:
     addition: Addition | None = None
     ids: tuple[str, ...] = ()
     queries: Mapping[int, Queries] = field(default_factory=dict)
+    refusals: Mapping[int, tuple[ast.stmt, str]] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
     boundaries: tuple[str, ...] = ()
     aside: tuple[ast.Name, ...] = ()
 
@@ -105,12 +110,9 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_
         Missed: it is refused; the text says why.
     """
     statement = layer_loops[0]
-    if any(
-        "cross_attn" in last_name(node) for node in walk_ast(statement)
-    ) or "encoder_hidden_states" in loaded(forward.body):
-        raise Missed(
-            "cross attention: the layers also attend to another model's output", statement, Code.OTHER_LOOP
-        )
+    absent = _absent(forward)
+    if any("cross_attn" in last_name(node) for node in walk_ast(statement)) or absent is None:
+        raise Missed(CROSS, statement, Code.OTHER_LOOP)
     at = index_of(forward, layer_loops)
     if _collects(statement):
         raise Missed("layers' outputs are collected inside the loop", statement, Code.OTHER_LOOP)
@@ -118,10 +120,24 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_
     # Models with several kinds of positions (text, height, width) have one more dimension.
     for ids in ("B S", ". B S"):
         try:
-            return _read(view, owner, forward, at, shaped(ids))
+            return _read(view, owner, forward, at, shaped(ids), absent)
         except Missed as error:
             errors.append(error)
+    if absent:
+        raise Missed(CROSS, statement, Code.OTHER_LOOP)
     raise errors[0]
+
+
+def _absent(forward: FunctionNode) -> tuple[str, ...] | None:
+    """The parameters for another model's output, which may be None; None if it has such an output anyhow."""
+    read = [name for name in names("another model's output") if name in loaded(forward.body)]
+    defaults, stored = bound(forward, (), {}).defaults, own_names(forward.body)
+    for name in read:
+        match defaults.get(name):
+            case ast.Constant(value=None) if name not in stored:
+                continue
+        return None
+    return tuple(read)
 
 
 def index_of(forward: FunctionNode, layer_loops: list[ast.For]) -> int:
@@ -191,8 +207,15 @@ def after_loop(
     return frame.values
 
 
-def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int, ids: Tensor) -> Loop:
-    """Follow a forward whose statement ``at`` is the loop: its positions may be ``ids``.
+def _read(
+    view: ModuleView,
+    owner: ast.ClassDef,
+    forward: FunctionNode,
+    at: int,
+    ids: Tensor,
+    absent: tuple[str, ...],
+) -> Loop:
+    """Follow a forward whose statement ``at`` is the loop: its positions may be ``ids``, ``absent`` is None.
 
     Raises:
         Missed: the loop is refused.
@@ -200,6 +223,7 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
     statement, tail = forward.body[at], forward.body[at + 1 :]
     assert isinstance(statement, ast.For)  # noqa: S101 - it is the loop
     hidden, positions = hidden_of(statement), Positions(view)
+    positions.absent = frozenset(absent)
     addition = addition_in(view, owner, forward, statement, hidden)
     scope = _before(positions, owner, forward, at, ids)
     positions.followed.clear()
@@ -241,6 +265,8 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
         addition,
         ids=tokens,
         queries={key: queries for key, queries in positions.queries.items() if queries is not None},
+        refusals=positions.refusals,
+        absent=absent,
     )
 
 
@@ -255,6 +281,7 @@ def _before(
         "position_ids": ids,
     }
     scope: dict[str, Value] = {name: Whole(name) for name in parameter_names(forward)}
+    scope.update(dict.fromkeys(positions.absent, NOTHING))
     scope[forward.args.args[0].arg] = Module((owner.name,))
     if forward.args.kwarg is not None:
         scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")

@@ -149,6 +149,8 @@ class Positions(Calls):
         return value if isinstance(value, Tensor) else PLAIN
 
     def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
+        if (known := _compared_with_none(values, node)) is not None:
+            return known
         if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
             return PLAIN
         match values, node.ops:
@@ -212,11 +214,6 @@ class Positions(Calls):
                     if known[-1] is stop:
                         return stop
                 return PLAIN if PLAIN in known else not stop
-            case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot() as asked, *_], comparators=[right, *_]):
-                value, other = evaluate(left, frame), evaluate(right, frame)
-                if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
-                    return PLAIN
-                return (value == NOTHING) is isinstance(asked, ast.Is)
         value = evaluate(node, frame)
         if isinstance(value, Tensor):
             raise Missed("a branch depends on values of some positions", node, Code.MIXES_POSITIONS)
@@ -356,6 +353,15 @@ def _met(left: Value, right: Value) -> Value:
     if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
         raise Missed("it computes with a value that is not followed")
     return broadcast(left, right)
+
+
+def _compared_with_none(values: Sequence[Value], node: ast.Compare) -> Value | None:
+    """What ``value is None`` or its contrary is, if it is known; None otherwise."""
+    match values, node.ops:
+        case [value, Plain(None)], [ast.Is() | ast.IsNot() as asked]:
+            if not isinstance(value, Maybe | Whole | Unknown) and value != PLAIN:
+                return Plain((value == NOTHING) is isinstance(asked, ast.Is))
+    return None
 
 
 def _is_none(test: ast.expr, values: Mapping[str, Value]) -> bool:

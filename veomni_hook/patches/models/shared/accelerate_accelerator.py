@@ -17,7 +17,7 @@ config = PatchConfig(
 config.add_import(
     "veomni_hook.parallel.data",
     [
-        *("count as veomni_data_count", "index as veomni_data_index"),
+        *("count as veomni_data_count", "index as veomni_data_index", "mesh as veomni_data_mesh"),
         *("of_first as veomni_of_first", "once as veomni_once"),
     ],
 )
@@ -32,6 +32,12 @@ config.rewrite(
     pattern="self.process_index",
     replacement="veomni_data_index(self)",
     description="which share this process reads",
+)
+config.rewrite(
+    "Accelerator.prepare_data_loader",
+    pattern="self._prepare_device_mesh()",
+    replacement="veomni_data_mesh(self, self._prepare_device_mesh())",
+    description="not by a mesh of all processes, which share sequences",
 )
 for pattern, replacement in (
     (

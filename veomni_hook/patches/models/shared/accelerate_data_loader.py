@@ -30,7 +30,7 @@ config.add_import("veomni_hook.parallel.data", ["dispatching as veomni_dispatchi
 config.rewrite(
     "DataLoaderDispatcher.__init__",
     pattern="PartialState()",
-    replacement="veomni_dispatching(PartialState(), torch_device_mesh)",
+    replacement="veomni_dispatching(PartialState())",
     description="how many shares of the data there are",
 )
 config.rewrite(
