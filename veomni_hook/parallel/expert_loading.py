@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import dispatched, plan_of
+from veomni_hook.parallel.expert_setting import is_asked, world_size
 from veomni_hook.patches import expert_release
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
     """
     if getattr(given, "ep_implementation", None) == expert_release.NAME:
         _register()  # a script that names our dispatch needs no setting for it
-    if not _is_asked(given, options.get("tp_plan"), options.get("tp_size")):
+    if not is_asked(given, options.get("tp_plan"), options.get("tp_size")):
         return given
-    size, world = process.sizes().ep, _world()
+    size, world = process.sizes().ep, world_size()
     _check(kind, size, world, options.get("device_mesh"))
     return _config(world, size)
 
@@ -55,6 +56,7 @@ def planned(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
     """
+    _leave(model)
     if (size := ep_size(model)) > 1 and is_ours(model):
         model.ep_plan = plan_of(model, size)
         model.register_forward_pre_hook(_Refusing())
@@ -75,7 +77,8 @@ def divided(
     Raises:
         ParallelError: as `settled` and `planned`, or transformers is too old.
     """
-    if not _is_asked(*own):
+    _leave(model)
+    if not is_asked(*own):
         return model
     size = process.sizes().ep
     if not expert_release.divides_experts():
@@ -85,7 +88,7 @@ def divided(
             where=_WHERE,
             fix=f"pip install 'transformers>={least}', or remove ep",
         )
-    _check(type(model), size, _world(), device_mesh, device_map)
+    _check(type(model), size, world_size(), device_mesh, device_map)
     experts = dispatched(model, plan_of(model, size))
     # Here: only in releases that need it.
     from veomni_hook.parallel.expert_division import begin
@@ -133,11 +136,6 @@ class _Refusing:
             )
 
 
-def _is_asked(*own: object) -> bool:
-    """Whether the setting asks for divided experts, and the script sets up nothing of its ``own``."""
-    return process.sizes().ep > 1 and not any(given is not None for given in own) and not _accelerate_splits()
-
-
 def _check(kind: type, size: int, world: int, device_mesh: object, device_map: object = None) -> None:
     if world % size:
         raise ParallelError(
@@ -164,26 +162,18 @@ def _config(world: int, size: int) -> DistributedConfig:
     return config
 
 
+def _leave(model: PreTrainedModel) -> None:
+    from veomni_hook.parallel.expert_replicas import loaded  # here: it needs torch
+
+    loaded(model)
+
+
 def _register() -> None:
     """Add this package's dispatch to transformers' list."""
     # Only in processes that dispatch experts.
     from veomni_hook.parallel.expert_dispatch import register
 
     register()
-
-
-def _world() -> int:
-    from torch import distributed  # here: reports ask who divided experts, without torch
-
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _accelerate_splits() -> bool:
-    """Whether the script has given accelerate a `ParallelismConfig`."""
-    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-    return getattr(state, "_shared_state", {}).get("parallelism_config") is not None
 
 
 def _refused(device_mesh: object, device_map: object) -> Iterator[tuple[str, str]]:
