@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import expert_saving
+from veomni_hook.parallel.expert_adapters import has_adapters
 from veomni_hook.parallel.expert_loading import is_ours
 from veomni_hook.parallel.gradient_norm import by_mesh
 
@@ -142,7 +143,7 @@ def load_model(trainer: Trainer, folder: str) -> None:
     Raises:
         ParallelError: FSDP has saved them in its own form.
     """
-    if not resumes(trainer):
+    if not resumes(trainer) or has_adapters(trainer.model):  # each rank has a whole adapter
         trainer._load_from_checkpoint(folder)
         return
     if any(name.startswith(_FSDP) for name in os.listdir(folder)):
@@ -164,7 +165,7 @@ def load_model(trainer: Trainer, folder: str) -> None:
 
 def load_best(trainer: Trainer) -> None:
     """Load the weights of the best checkpoint of this training. All ranks must call."""
-    if resumes(trainer):
+    if resumes(trainer) and not has_adapters(trainer.model):
         load_model(trainer, trainer.state.best_model_checkpoint)
     else:
         trainer._load_best_model()

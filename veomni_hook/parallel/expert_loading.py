@@ -59,7 +59,7 @@ def planned(model: PreTrainedModel) -> PreTrainedModel:
     _leave(model)
     if (size := ep_size(model)) > 1 and is_ours(model):
         model.ep_plan = plan_of(model, size)
-        model.register_forward_pre_hook(_Refusing())
+        _watch(model)
     return model
 
 
@@ -95,7 +95,7 @@ def divided(
 
     begin(model, experts, size)
     setattr(model, _ATTRIBUTE, size)
-    model.register_forward_pre_hook(_Refusing())
+    _watch(model)
     return model
 
 
@@ -123,19 +123,6 @@ def _given_to(model: object) -> Any:
     return getattr(getattr(model, "config", None), "distributed_config", None)
 
 
-class _Refusing:
-    """Refuses adapters: they may be added after the model was loaded."""
-
-    def __call__(self, model: object, args: object) -> None:
-        if "peft_config" in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
-            raise ParallelError(
-                "expert parallelism does not support adapters of PEFT, which "
-                f"{type(model).__name__} has: their factors would not be divided with the experts",
-                where=_WHERE,
-                fix="train without ep, or without adapters",
-            )
-
-
 def _check(kind: type, size: int, world: int, device_mesh: object, device_map: object = None) -> None:
     if world % size:
         raise ParallelError(
@@ -160,6 +147,13 @@ def _config(world: int, size: int) -> DistributedConfig:
     config = DistributedConfig(**options)
     setattr(config, _ATTRIBUTE, size)
     return config
+
+
+def _watch(model: PreTrainedModel) -> None:
+    """See adapters before a forward: they may be added after the model was loaded."""
+    from veomni_hook.parallel.expert_adapters import Adapters  # here: it needs torch
+
+    model.register_forward_pre_hook(Adapters())
 
 
 def _leave(model: PreTrainedModel) -> None:

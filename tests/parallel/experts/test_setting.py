@@ -46,7 +46,6 @@ def test_a_scripts_own_config_wins(told):
         ("three ranks", "ep=3 does not divide the 2 processes of this job"),
         ("an old release", "ep=2 needs transformers 5.9 or newer; this is 5.8.1"),
         ("offload", "does not support CPU offload"),
-        ("adapters", "does not support adapters of PEFT"),
         ("Dbrx", "DbrxExperts: their "),
         ("JetMoe", "JetMoeParallelExperts: its projections are separate modules"),
         ("NllbMoe", "NllbMoeExperts: "),
