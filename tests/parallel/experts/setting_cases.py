@@ -23,6 +23,7 @@ from tests.parallel.experts import models
 from tests.processes import outputs, started
 from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.parallel import data_shard, expert_checkpoints, expert_loading
+from veomni_hook.parallel.gradient_norm import by_mesh
 from veomni_hook.patches import expert_release
 from veomni_hook.tools.report.explanation import explain
 
@@ -61,6 +62,26 @@ def explicit(folder: Path) -> dict[str, Any]:
         found = load(path, distributed_config=config).config.distributed_config
         sizes[name] = [found.fsdp_size, found.ep_size, found.ep_implementation]
     return sizes
+
+
+def replicated(folder: Path) -> dict[str, Any]:
+    """A step of a model that a script divides over half of the ranks, and replicates."""
+    from transformers.distributed import DistributedConfig
+
+    path, index, count = models.saved(folder, "Qwen3Moe"), dist.get_rank(), dist.get_world_size()
+    losses, expected = models.alone(path, "Qwen3Moe", count)
+    models.set_choice(models.OURS)
+    config = DistributedConfig(
+        fsdp_size=count // 2, dp_replicate_size=2, ep_size=2, ep_implementation=expert_release.NAME
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, distributed_config=config).train()
+    loss = model(**models.batch(index)).loss
+    loss.backward()
+    return {
+        "loss": abs(loss.item() - losses[index]) / abs(losses[index]),
+        "gradient": max(models.apart(models.gradients(model), expected).values()),
+        "meshes": [sorted(mesh.mesh_dim_names) for mesh in by_mesh(model.parameters())],
+    }
 
 
 SITUATIONS: dict[str, Any] = {

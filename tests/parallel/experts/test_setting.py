@@ -36,6 +36,14 @@ def test_a_scripts_own_config_wins(told):
         assert answer == own | {"fsdp": [2, 1, "auto"], "whole": [1, 1, "auto"]}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("divided_by_transformers")
+def test_a_script_may_replicate_divided_models(crew):
+    for answer in crew(4, "ep=2").run("setting_cases:replicated"):
+        assert answer["loss"] < CLOSE and answer["gradient"] < CLOSE
+        assert sorted(answer["meshes"]) == [["dp_replicate", "efsdp", "ep"], ["dp_replicate", "fsdp"]]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("of", "said"),
