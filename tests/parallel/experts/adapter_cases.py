@@ -11,6 +11,7 @@ import torch.distributed as dist
 import transformers
 
 from tests.parallel.experts import models
+from tests.parallel.experts.checkpoint_cases import on_cpus
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 
@@ -69,7 +70,8 @@ def trained(folder: Path, output: Path, resume: str | None = None) -> Any:
         gradient_accumulation_steps=2,
     )  # fmt: skip
     trainer = transformers.Trainer(adapted(model, 0, **ATTENTION), arguments, train_dataset=data)
-    trainer.train(resume_from_checkpoint=resume)
+    with on_cpus():
+        trainer.train(resume_from_checkpoint=resume)
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 

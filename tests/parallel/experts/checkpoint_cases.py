@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 import transformers
 from accelerate.state import AcceleratorState, DistributedType
@@ -30,7 +31,7 @@ def train(folder: Path, saved_by: str, kind: str, join: Callable[[], None], *, r
     world = dist.get_world_size() if dist.is_initialized() else 1
     data = [{name: values[0] for name, values in models.batch(number).items()} for number in range(16)]
     output = folder / saved_by
-    with as_on_gpus():
+    with on_cpus():
         arguments = transformers.TrainingArguments(
             str(folder / f"{saved_by} {kind}" if resumes else output), max_steps=STEPS, save_strategy="steps",
             save_steps=STEPS // 2, per_device_train_batch_size=ROWS * process.sizes().sp // world, weight_decay=0.1,
@@ -60,14 +61,20 @@ FSDP: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def as_on_gpus() -> Iterator[None]:
-    """Let accelerate use FSDP on CPUs."""
-    init = AcceleratorState.__init__
+def on_cpus() -> Iterator[None]:
+    """Let accelerate use FSDP on CPUs, and older releases of transformers load a DDP's optimizer there."""
+    init, load = AcceleratorState.__init__, torch.load
 
     def change(self: Any, *args: Any, fsdp_plugin: Any = None, **options: Any) -> None:
         init(self, *args, fsdp_plugin=fsdp_plugin, **options)
         if fsdp_plugin is not None:
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
 
-    with mock.patch.object(AcceleratorState, "__init__", change):
+    def read(file: Any, map_location: Any = None, **options: Any) -> Any:
+        return load(file, "cpu" if str(map_location) == "cpu:0" else map_location, **options)
+
+    with (
+        mock.patch.object(AcceleratorState, "__init__", change),
+        mock.patch.object(torch, "load", read),
+    ):
         yield
