@@ -2,8 +2,8 @@
 
 transformers' Trainer refuses to save optimizers of models that are sharded when they are loaded, because it
 cannot resume them; older releases know nothing of such models. For the models of
-`veomni_hook.parallel.expert_loading`, the patched `transformers.trainer` asks here instead. Weights are
-saved as a single process saves them, optimizers by `expert_saving`.
+`veomni_hook.parallel.expert_loading`, the patched `transformers.trainer` asks here instead. A checkpoint is
+what a single process saves, so one process resumes it, too, without this package.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import expert_saving
+from veomni_hook.parallel.expert_adapters import has_adapters
 from veomni_hook.parallel.expert_loading import is_ours
 from veomni_hook.parallel.gradient_norm import by_mesh
 
@@ -34,8 +35,14 @@ __all__ = [
     "saves",
 ]
 
-#: Of this package; of upstream, in one process and beside it.
-_FOLDER, _WHOLE, _SCHEDULER = "optimizer", "optimizer.pt", "scheduler.pt"
+#: Upstream's files.
+_OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"
+#: How names begin of what FSDP saves.
+_FSDP = "pytorch_model_fsdp"
+#: What a schedule's state has a value of for each group.
+_OF_GROUPS = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
+#: What a trainer keeps: the groups that its optimizer has in one process.
+_GROUPS = "_veomni_groups"
 
 
 def resumes(trainer: Trainer) -> bool:
@@ -44,10 +51,25 @@ def resumes(trainer: Trainer) -> bool:
 
 
 def groups(trainer: Trainer, parameters: Any) -> Any:
-    """Return an optimizer's groups so that each has parameters of one mesh: fused kernels take no others."""
-    if not resumes(trainer):
+    """Return an optimizer's groups so that each has parameters of one mesh: fused kernels take no others.
+
+    A group without parameters stays: one process has it, too.
+    """
+    if not resumes(trainer) or not isinstance(parameters, list):
         return parameters
-    return [{**group, "params": own} for group in parameters for own in by_mesh(group["params"]).values()]
+    setattr(trainer, _GROUPS, [[*group["params"]] for group in parameters])
+    return [
+        {**group, "params": own}
+        for group in parameters
+        for own in (by_mesh(group["params"]).values() or [group["params"]])
+    ]
+
+
+def _groups(trainer: Trainer) -> expert_saving.Groups:
+    """Return the groups that a trainer's optimizer has in one process, with its parameters here."""
+    own = [group["params"] for group in trainer.optimizer.param_groups]  # of a script's own optimizer
+    groups: expert_saving.Groups = getattr(trainer, _GROUPS, own)
+    return groups
 
 
 def saves(trainer: Trainer) -> bool:
@@ -67,14 +89,21 @@ def save_optimizer(trainer: Trainer, folder: str) -> None:
     if not resumes(trainer):
         trainer._save_optimizer_and_scheduler(folder)
         return
-    expert_saving.save_optimizer(trainer.model, _plain(trainer.optimizer), os.path.join(folder, _FOLDER))
-    if trainer.args.should_save:
-        torch.save(trainer.lr_scheduler.state_dict(), os.path.join(folder, _SCHEDULER))
+    optimizer, groups = _plain(trainer.optimizer), _groups(trainer)
+    expert_saving.save_whole_optimizer(optimizer, groups, os.path.join(folder, _OPTIMIZER))
+    if distributed.get_rank() == 0:
+        state, first = trainer.lr_scheduler.state_dict(), 0
+        firsts = []
+        for parts, _ in expert_saving.arranged(optimizer, optimizer.state_dict(), groups):
+            firsts.append(first)
+            first += len(parts)
+        state |= {name: [state[name][place] for place in firsts] for name in _OF_GROUPS if name in state}
+        torch.save(state, os.path.join(folder, _SCHEDULER))
     distributed.barrier()
 
 
 def load_optimizer(trainer: Trainer, folder: str | None) -> None:
-    """Load what `save_optimizer` or a process with the whole model saved. All ranks must call.
+    """Load what `save_optimizer` or a single process saved. All ranks must call.
 
     Raises:
         ParallelError: the optimizer was saved in another form.
@@ -82,29 +111,25 @@ def load_optimizer(trainer: Trainer, folder: str | None) -> None:
     if not resumes(trainer) or folder is None:
         trainer._load_optimizer_and_scheduler(folder)
         return
-    divided, whole, scheduler = (os.path.join(folder, name) for name in (_FOLDER, _WHOLE, _SCHEDULER))
-    optimizer = _plain(trainer.optimizer)
-    if os.path.isdir(divided):
-        expert_saving.load_optimizer(trainer.model, optimizer, divided)
-    elif os.path.isfile(whole):
-        state = torch.load(whole, map_location="cpu", weights_only=True, mmap=True)
-        expert_saving.load_whole_optimizer(trainer.model, optimizer, state)
-    elif os.path.isfile(scheduler):
+    whole, scheduler = (os.path.join(folder, name) for name in (_OPTIMIZER, _SCHEDULER))
+    if not os.path.isfile(scheduler):
+        return  # as upstream: weights alone were saved
+    if not os.path.isfile(whole):
         raise ParallelError(
-            f"{folder} has the schedule of an optimizer, but not its states as {_FOLDER} or {_WHOLE}",
+            f"{folder} has the schedule of an optimizer, but not its states as {_OPTIMIZER}",
             where="Trainer.train",
             fix="resume where it was saved, or leave only the weights there to train on from them",
         )
-    else:
-        return  # as upstream: weights alone were saved
+    optimizer, groups = _plain(trainer.optimizer), _groups(trainer)
+    state = torch.load(whole, map_location="cpu", weights_only=True, mmap=True)
+    expert_saving.load_whole_optimizer(optimizer, groups, state)
     state = torch.load(scheduler, weights_only=True)
-    # A group that is divided by meshes has a rate in the schedule for each part.
-    own = trainer.lr_scheduler.state_dict()
-    for name, key in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
-        if name in own:
-            state[name] = [group[key] for group in optimizer.param_groups]
-    if len(state.get("lr_lambdas", ())) != len(own.get("lr_lambdas", ())):
-        state["lr_lambdas"] = own["lr_lambdas"]
+    counts = [len(parts) for parts, _ in expert_saving.arranged(optimizer, optimizer.state_dict(), groups)]
+    state |= {
+        name: [value for value, count in zip(state[name], counts, strict=True) for _ in range(count)]
+        for name in _OF_GROUPS
+        if name in state
+    }
     trainer.lr_scheduler.load_state_dict(state)
 
 
@@ -114,10 +139,20 @@ def load_model(trainer: Trainer, folder: str) -> None:
 
     They go through `from_pretrained`, which knows how a family's checkpoint names and stacks its tensors.
     Until they are copied, a rank has its part twice.
+
+    Raises:
+        ParallelError: FSDP has saved them in its own form.
     """
-    if not resumes(trainer):
+    if not resumes(trainer) or has_adapters(trainer.model):  # each rank has a whole adapter
         trainer._load_from_checkpoint(folder)
         return
+    if any(name.startswith(_FSDP) for name in os.listdir(folder)):
+        raise ParallelError(
+            f"{folder} was saved by FSDP in its own form ({_FSDP}), which ep does not read",
+            where="Trainer.train",
+            fix="resume it with the FSDP settings that saved it, or make weights of it (`accelerate "
+            "merge-weights`) and train on from them",
+        )
     model = trainer.model
     config = getattr(model.config, "distributed_config", None)
     loaded = type(model).from_pretrained(folder, distributed_config=config, dtype=model.dtype)
@@ -130,7 +165,7 @@ def load_model(trainer: Trainer, folder: str) -> None:
 
 def load_best(trainer: Trainer) -> None:
     """Load the weights of the best checkpoint of this training. All ranks must call."""
-    if resumes(trainer):
+    if resumes(trainer) and not has_adapters(trainer.model):
         load_model(trainer, trainer.state.best_model_checkpoint)
     else:
         trainer._load_best_model()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import dispatched, plan_of
+from veomni_hook.parallel.expert_setting import is_asked, world_size
 from veomni_hook.patches import expert_release
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
     """
     if getattr(given, "ep_implementation", None) == expert_release.NAME:
         _register()  # a script that names our dispatch needs no setting for it
-    if not _is_asked(given, options.get("tp_plan"), options.get("tp_size")):
+    if not is_asked(given, options.get("tp_plan"), options.get("tp_size")):
         return given
-    size, world = process.sizes().ep, _world()
+    size, world = process.sizes().ep, world_size()
     _check(kind, size, world, options.get("device_mesh"))
     return _config(world, size)
 
@@ -55,9 +56,10 @@ def planned(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
     """
+    _leave(model)
     if (size := ep_size(model)) > 1 and is_ours(model):
         model.ep_plan = plan_of(model, size)
-        model.register_forward_pre_hook(_Refusing())
+        _watch(model)
     return model
 
 
@@ -75,7 +77,8 @@ def divided(
     Raises:
         ParallelError: as `settled` and `planned`, or transformers is too old.
     """
-    if not _is_asked(*own):
+    _leave(model)
+    if not is_asked(*own):
         return model
     size = process.sizes().ep
     if not expert_release.divides_experts():
@@ -85,14 +88,14 @@ def divided(
             where=_WHERE,
             fix=f"pip install 'transformers>={least}', or remove ep",
         )
-    _check(type(model), size, _world(), device_mesh, device_map)
+    _check(type(model), size, world_size(), device_mesh, device_map)
     experts = dispatched(model, plan_of(model, size))
     # Here: only in releases that need it.
     from veomni_hook.parallel.expert_division import begin
 
     begin(model, experts, size)
     setattr(model, _ATTRIBUTE, size)
-    model.register_forward_pre_hook(_Refusing())
+    _watch(model)
     return model
 
 
@@ -118,24 +121,6 @@ def ep_size(model: object) -> int:
 def _given_to(model: object) -> Any:
     """Return the ``distributed_config`` of a model, or None."""
     return getattr(getattr(model, "config", None), "distributed_config", None)
-
-
-class _Refusing:
-    """Refuses adapters: they may be added after the model was loaded."""
-
-    def __call__(self, model: object, args: object) -> None:
-        if "peft_config" in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
-            raise ParallelError(
-                "expert parallelism does not support adapters of PEFT, which "
-                f"{type(model).__name__} has: their factors would not be divided with the experts",
-                where=_WHERE,
-                fix="train without ep, or without adapters",
-            )
-
-
-def _is_asked(*own: object) -> bool:
-    """Whether the setting asks for divided experts, and the script sets up nothing of its ``own``."""
-    return process.sizes().ep > 1 and not any(given is not None for given in own) and not _accelerate_splits()
 
 
 def _check(kind: type, size: int, world: int, device_mesh: object, device_map: object = None) -> None:
@@ -164,26 +149,25 @@ def _config(world: int, size: int) -> DistributedConfig:
     return config
 
 
+def _watch(model: PreTrainedModel) -> None:
+    """See adapters before a forward: they may be added after the model was loaded."""
+    from veomni_hook.parallel.expert_adapters import Adapters  # here: it needs torch
+
+    model.register_forward_pre_hook(Adapters())
+
+
+def _leave(model: PreTrainedModel) -> None:
+    from veomni_hook.parallel.expert_replicas import loaded  # here: it needs torch
+
+    loaded(model)
+
+
 def _register() -> None:
     """Add this package's dispatch to transformers' list."""
     # Only in processes that dispatch experts.
     from veomni_hook.parallel.expert_dispatch import register
 
     register()
-
-
-def _world() -> int:
-    from torch import distributed  # here: reports ask who divided experts, without torch
-
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _accelerate_splits() -> bool:
-    """Whether the script has given accelerate a `ParallelismConfig`."""
-    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
-    return getattr(state, "_shared_state", {}).get("parallelism_config") is not None
 
 
 def _refused(device_mesh: object, device_map: object) -> Iterator[tuple[str, str]]:

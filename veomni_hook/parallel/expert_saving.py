@@ -1,16 +1,20 @@
 """Checkpoints of models whose experts are divided: whole weights, and optimizers on any mesh.
 
 An optimizer is saved with `torch.distributed.checkpoint`, by the names of parameters, so it loads on another
-mesh; the files are those of transformers' ``save_optimizer_distributed``.
+mesh; the files are those of transformers' ``save_optimizer_distributed``. Or it is saved whole, as one
+process saves it.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -21,11 +25,23 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.utils._pytree import tree_map
+from torch.serialization import skip_data
+from torch.utils._pytree import tree_leaves, tree_map
 
 from veomni_hook.errors import ParallelError
 
-__all__ = ["load_optimizer", "load_whole_optimizer", "save_optimizer", "save_pretrained", "whole_state"]
+__all__ = [
+    "Groups",
+    "arranged",
+    "load_optimizer",
+    "load_whole_optimizer",
+    "save_optimizer",
+    "save_pretrained",
+    "save_whole_optimizer",
+    "whole_state",
+]
+
+Groups: TypeAlias = Sequence[Sequence[Tensor]]
 
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 _KEY = "optimizer"
@@ -80,48 +96,119 @@ def load_optimizer(
     set_optimizer_state_dict(model, optimizer, tree_map(_placed_as, read, own), options=_BY_NAME)
 
 
-def load_whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the ``state_dict`` of an optimizer whose model was whole; no rank waits for another.
+def save_whole_optimizer(
+    optimizer: torch.optim.Optimizer, groups: Groups, file: str | os.PathLike[str]
+) -> None:
+    """Write into ``file`` what one process saves as the optimizer's ``state_dict``. All ranks must call.
 
-    A group of ``state`` is one of ``optimizer``, or several in a row that divide it by meshes. Its parameters
-    have the order that they have in the model.
+    Rank 0 writes. A rank has one whole tensor at a time: the file is laid out first, and then filled.
+
+    Args:
+        optimizer: of a sharded model.
+        groups: the groups that one process has; see `arranged`.
+        file: the new file.
+    """
+    own = optimizer.state_dict()
+    state: dict[str, Any] = {"state": {}, "param_groups": []}
+    for parts, numbers in arranged(optimizer, own, groups):
+        first = len(state["state"])
+        last = first + len(numbers)
+        state["state"] |= {first + place: own["state"].get(each, {}) for place, each in enumerate(numbers)}
+        state["param_groups"].append({**parts[0], "params": [*range(first, last)]})
+    state["state"] = {number: values for number, values in state["state"].items() if values}
+    is_writer = distributed.get_rank() == 0
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    places = _laid_out(state, file) if is_writer else [0] * len(tensors)
+    with open(file, "r+b") if is_writer else nullcontext() as stream:
+        for tensor, place in zip(tensors, places, strict=True):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if stream is not None:
+                stream.seek(place)
+                stream.write(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _laid_out(state: object, file: str | os.PathLike[str]) -> list[int]:
+    """Save ``state`` without the data of its tensors; return where those belong."""
+    with FakeTensorMode():
+        with skip_data(materialize_fake_tensors=True):
+            torch.save(tree_map(_without_data, state), file)
+        leaves = tree_leaves(torch.load(file, weights_only=True))
+    offsets = (leaf.untyped_storage()._checkpoint_offset for leaf in leaves if isinstance(leaf, Tensor))
+    return [offset for offset in offsets if offset is not None]
+
+
+def _without_data(value: object) -> object:
+    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
+
+
+def load_whole_optimizer(optimizer: torch.optim.Optimizer, groups: Groups, state: Mapping[str, Any]) -> None:
+    """Load what `save_whole_optimizer`, or one process, saved; no rank waits for another.
 
     Raises:
         ParallelError: ``state`` is of other groups, or of other parameters.
     """
-    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
     own = optimizer.state_dict()
-    groups = iter(zip(own["param_groups"], optimizer.param_groups, strict=True))
-    for group in state["param_groups"]:
-        members: list[tuple[int, Tensor]] = []
-        while len(members) < len(group["params"]) and (pair := next(groups, None)) is not None:
-            members += zip(pair[0]["params"], pair[1]["params"], strict=True)
-            pair[0].update({key: value for key, value in group.items() if key != "params"})
-        members.sort(key=lambda member: places[id(member[1])])
+    parameters = _numbered(own, optimizer)
+    whole = arranged(optimizer, own, groups)
+    if len(whole) != len(state["param_groups"]):
+        raise _other(optimizer)
+    for (parts, numbers), group in zip(whole, state["param_groups"], strict=True):
+        for part in parts:
+            part.update({key: value for key, value in group.items() if key != "params"})
         saved = [state["state"].get(number, {}) for number in group["params"]]
+        members = [parameters[number] for number in numbers]
         if len(members) != len(saved) or any(not _fits(*pair) for pair in zip(members, saved, strict=True)):
-            raise _other(model)
+            raise _other(optimizer)
         own["state"] |= {
-            number: {key: _divided_as(value, parameter) for key, value in values.items()}
-            for (number, parameter), values in zip(members, saved, strict=True)
+            number: {key: _divided_as(value, parameters[number]) for key, value in values.items()}
+            for number, values in zip(numbers, saved, strict=True)
         }
-    if next(groups, None) is not None:
-        raise _other(model)
     optimizer.load_state_dict(own)
 
 
-def _other(model: nn.Module) -> ParallelError:
+def arranged(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], groups: Groups
+) -> list[tuple[list[dict[str, Any]], list[int]]]:
+    """Return the groups of ``state``, of an optimizer, that divide each of ``groups``; and its numbers there.
+
+    Args:
+        optimizer: has one or several groups in a row for each of ``groups``.
+        state: its ``state_dict``.
+        groups: lists of parameters; the order of a list is that of the numbers.
+    """
+    numbers = {id(parameter): number for number, parameter in _numbered(state, optimizer).items()}
+    own = iter(state["param_groups"])
+    found = []
+    for group in groups:
+        parts = [next(own)]
+        while sum(len(part["params"]) for part in parts) < len(group):
+            parts.append(next(own))
+        found.append((parts, [numbers[id(parameter)] for parameter in group]))
+    return found
+
+
+def _numbered(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
+    """Return an optimizer's parameters by the numbers in its ``state_dict``."""
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    return {
+        number: parameter
+        for theirs, own in pairs
+        for number, parameter in zip(theirs["params"], own["params"], strict=True)
+    }
+
+
+def _other(optimizer: torch.optim.Optimizer) -> ParallelError:
     return ParallelError(
         "the optimizer of the checkpoint has other groups or parameters than the one that trains",
-        where=f"{type(model).__name__}'s optimizer",
+        where=type(optimizer).__name__,
         fix="make the optimizer as in the run that saved it, or train on from the weights alone",
     )
 
 
-def _fits(member: tuple[int, Tensor], values: dict[str, Any]) -> bool:
+def _fits(parameter: Tensor, values: dict[str, Any]) -> bool:
     """Return whether states are numbers or have the shape of the parameter."""
     shapes = [value.shape for value in values.values() if isinstance(value, Tensor) and value.ndim]
-    return all(shape == member[1].shape for shape in shapes)
+    return all(shape == parameter.shape for shape in shapes)
 
 
 def _divided_as(value: Any, parameter: Tensor) -> Any:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import sys
+import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +16,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import transformers
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.parallel.experts import models
 from tests.processes import outputs, started
-from veomni_hook.errors import ParallelError
+from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.parallel import data_shard, expert_checkpoints, expert_loading
+from veomni_hook.parallel.gradient_norm import by_mesh
 from veomni_hook.patches import expert_release
 from veomni_hook.tools.report.explanation import explain
 
@@ -57,6 +64,26 @@ def explicit(folder: Path) -> dict[str, Any]:
     return sizes
 
 
+def replicated(folder: Path) -> dict[str, Any]:
+    """A step of a model that a script divides over half of the ranks, and replicates."""
+    from transformers.distributed import DistributedConfig
+
+    path, index, count = models.saved(folder, "Qwen3Moe"), dist.get_rank(), dist.get_world_size()
+    losses, expected = models.alone(path, "Qwen3Moe", count)
+    models.set_choice(models.OURS)
+    config = DistributedConfig(
+        fsdp_size=count // 2, dp_replicate_size=2, ep_size=2, ep_implementation=expert_release.NAME
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, distributed_config=config).train()
+    loss = model(**models.batch(index)).loss
+    loss.backward()
+    return {
+        "loss": abs(loss.item() - losses[index]) / abs(losses[index]),
+        "gradient": max(models.apart(models.gradients(model), expected).values()),
+        "meshes": [sorted(mesh.mesh_dim_names) for mesh in by_mesh(model.parameters())],
+    }
+
+
 SITUATIONS: dict[str, Any] = {
     "three ranks": lambda: models.told("ep=3"),
     "an old release": lambda: mock.patch.object(expert_release, "installed", return_value="5.8.1"),
@@ -82,12 +109,7 @@ def refusal(folder: Path, of: str) -> str:
         try:
             if of == "an old release":  # as its `from_pretrained` does
                 expert_loading.divided(model, (None,), None, None)
-            loaded = type(model).from_pretrained(path, **OPTIONS.get(of, {}))
-            if of == "adapters":
-                import peft
-
-                loaded = peft.get_peft_model(loaded, peft.LoraConfig(target_modules=["q_proj"]))
-                loaded(**models.batch(0))
+            type(model).from_pretrained(path, **OPTIONS.get(of, {}))
         except ParallelError as error:
             return str(error)
     return "no error"
@@ -134,6 +156,67 @@ def dropped_plan(folder: Path) -> dict[str, Any]:
         theirs, model._ep_plan = dict(model._ep_plan), {}
         found[family] = plan_of(model, 2) == theirs
     return found
+
+
+def _of_config() -> Any:
+    """Return a model that is built from a config, on this rank."""
+    config = transformers.Qwen3MoeConfig(**models.COMMON, **models.FAMILIES["Qwen3Moe"])
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+class _Holder(torch.nn.Module):
+    """A script's own module, which FSDP2 shards as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = _of_config()
+
+    def forward(self, **batch: Any) -> Any:
+        return self.model(**batch)
+
+
+def _loaded_whole(path: Path) -> Any:
+    from transformers.distributed import DistributedConfig
+
+    return transformers.AutoModelForCausalLM.from_pretrained(path, distributed_config=DistributedConfig())
+
+
+#: Models that no `from_pretrained` of the setting has divided.
+WHOLE: dict[str, Callable[[Path], Any]] = {
+    "alone": lambda _: _of_config(),
+    "compiled": lambda _: torch.compile(_of_config(), backend="eager"),
+    "copied": lambda _: copy.deepcopy(_of_config()),
+    "DDP": lambda _: DistributedDataParallel(_of_config()),
+    "FSDP2": lambda _: fully_shard(_of_config()),
+    "FSDP2 around it": lambda _: fully_shard(_Holder()),
+    "frozen": lambda _: _of_config().requires_grad_(False),
+    "in evaluation": lambda _: _of_config().eval(),
+    "DeepSpeed": lambda _: _of_config(),
+    "dense": lambda _: MODELS["no experts"](),
+    "loaded whole": _loaded_whole,
+}
+
+
+def whole_experts(folder: Path, how: str) -> dict[str, Any]:
+    """A pass without gradients, and two with, of a model whose experts are not divided: what they say."""
+    path = models.saved(folder, "Qwen3Moe")
+    model = WHOLE[how](path)
+    deepspeed = types.SimpleNamespace(comm=types.SimpleNamespace(is_initialized=lambda: how == "DeepSpeed"))
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        mock.patch.dict(sys.modules, {"deepspeed": deepspeed} if how == "DeepSpeed" else {}),
+    ):
+        warnings.simplefilter("always")
+        with torch.no_grad():
+            model(**models.batch(0))
+        error = ""
+        try:
+            for _ in range(2):
+                loss = model(**models.batch(0)).loss
+        except Exception as raised:
+            error = str(raised)
+    said = [str(each.message) for each in caught if issubclass(each.category, VeomniHookWarning)]
+    return {"error": error, "said": said, "loss": loss.item() if not error else None}
 
 
 def accelerated(folder: Path) -> dict[str, Any]:

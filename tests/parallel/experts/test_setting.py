@@ -36,6 +36,14 @@ def test_a_scripts_own_config_wins(told):
         assert answer == own | {"fsdp": [2, 1, "auto"], "whole": [1, 1, "auto"]}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("divided_by_transformers")
+def test_a_script_may_replicate_divided_models(crew):
+    for answer in crew(4, "ep=2").run("setting_cases:replicated"):
+        assert answer["loss"] < CLOSE and answer["gradient"] < CLOSE
+        assert sorted(answer["meshes"]) == [["dp_replicate", "efsdp", "ep"], ["dp_replicate", "fsdp"]]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("of", "said"),
@@ -46,7 +54,6 @@ def test_a_scripts_own_config_wins(told):
         ("three ranks", "ep=3 does not divide the 2 processes of this job"),
         ("an old release", "ep=2 needs transformers 5.9 or newer; this is 5.8.1"),
         ("offload", "does not support CPU offload"),
-        ("adapters", "does not support adapters of PEFT"),
         ("Dbrx", "DbrxExperts: their "),
         ("JetMoe", "JetMoeParallelExperts: its projections are separate modules"),
         ("NllbMoe", "NllbMoeExperts: "),
@@ -58,6 +65,35 @@ def test_what_cannot_be_divided_is_one_error(told, of, said):
         assert said in answer
         assert "VEOMNI_PARALLEL" in answer
         assert "fix:" in answer
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("how", ["alone", "copied", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_replicas_that_nobody_synchronises_are_an_error(told, how):
+    """They have been built from a config: each process would train its own."""
+    for answer in told.run("setting_cases:whole_experts", how=how):
+        assert (
+            "ep=2 does not divide the experts of Qwen3MoeModel: it was built from a config" in answer["error"]
+        )
+        assert "load it with from_pretrained" in answer["error"] and "VEOMNI_PARALLEL" in answer["error"]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("how", ["DDP", "FSDP2", "FSDP2 around it", "DeepSpeed"])
+def test_replicas_that_the_script_synchronises_are_one_warning(told, how):
+    for answer in told.run("setting_cases:whole_experts", how=how):
+        assert answer["loss"] and not answer["error"]
+        (said,) = answer["said"]
+        assert "ep=2 does not divide the experts of Qwen3MoeModel" in said and "from_pretrained" in said
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("how", ["frozen", "in evaluation", "dense", "loaded whole"])
+def test_models_that_the_setting_does_not_concern_run_as_without_it(told, how, request):
+    if how == "loaded whole":
+        request.getfixturevalue("divided_by_transformers")
+    for answer in told.run("setting_cases:whole_experts", how=how):
+        assert answer["loss"] and not answer["error"] and not answer["said"]
 
 
 @pytest.mark.usefixtures("divided_by_transformers")

@@ -35,13 +35,13 @@ if dispatches():
         replacement="not (args.save_only_model or veomni_resumes(self))",
         description="optimizers of these models can be saved",
     )
-else:
     config.rewrite(
         "Trainer.create_optimizer",
-        pattern="optimizer_cls({groups}, **{options})",
-        replacement="optimizer_cls(veomni_groups(self, {groups}), **{options})",
-        description="experts have groups of their own",
+        pattern="has_mixed_dtensor({parameters})",
+        replacement="(not veomni_resumes(self) and has_mixed_dtensor({parameters}))",
+        description="groups are divided below",
     )
+else:
     config.rewrite(
         "Trainer.save_model",
         pattern="self.args.should_save",
@@ -56,6 +56,12 @@ else:
         matches=None,  # from 5.20 on also for models that transformers has divided itself
         description="whole weights, written by one process",
     )
+config.rewrite(
+    "Trainer.create_optimizer",
+    pattern="optimizer_cls({groups}, **{options})",
+    replacement="optimizer_cls(veomni_groups(self, {groups}), **{options})",
+    description="experts have groups of their own; a checkpoint has those of one process",
+)
 config.rewrite(
     "Trainer._save_checkpoint",
     pattern="self._save_optimizer_and_scheduler({folder})",
