@@ -36,7 +36,7 @@ BUDGET: dict[str, dict[str, int]] = {
         "kv_length": 2, "kv_offset": 1, "local_attention_size": 2, "padding_mask": 2, "q_length": 1,
         "q_offset": 1, "query_length": 2,
     },
-    "what the state_dict of torch's optimizers has": {"state": 2},
+    "what the state_dict of torch's optimizers has": {"state": 1},
     "what a processor returns, and so a batch has: upstream's interface to data": {
         "audio_feature_lengths": 1, "feature_attention_mask": 3, "grid_thw": 3, "image": 1, "image_sizes": 2,
         "input_features": 1, "merge_sizes": 1, "mm_token_type_ids": 1, "patch_size": 1,

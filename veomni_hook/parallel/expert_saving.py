@@ -45,6 +45,8 @@ Groups: TypeAlias = Sequence[Sequence[Tensor]]
 
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 _KEY = "optimizer"
+#: What an optimizer's `state_dict` has for each parameter.
+_STATES = "state"
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
@@ -109,13 +111,13 @@ def save_whole_optimizer(
         file: the new file.
     """
     own = optimizer.state_dict()
-    state: dict[str, Any] = {"state": {}, "param_groups": []}
+    state: dict[str, Any] = {_STATES: {}, "param_groups": []}
     for parts, numbers in arranged(optimizer, own, groups):
-        first = len(state["state"])
+        first = len(state[_STATES])
         last = first + len(numbers)
-        state["state"] |= {first + place: own["state"].get(each, {}) for place, each in enumerate(numbers)}
+        state[_STATES] |= {first + place: own[_STATES].get(each, {}) for place, each in enumerate(numbers)}
         state["param_groups"].append({**parts[0], "params": [*range(first, last)]})
-    state["state"] = {number: values for number, values in state["state"].items() if values}
+    state[_STATES] = {number: values for number, values in state[_STATES].items() if values}
     is_writer = distributed.get_rank() == 0
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
     places = _laid_out(state, file) if is_writer else [0] * len(tensors)
@@ -155,11 +157,11 @@ def load_whole_optimizer(optimizer: torch.optim.Optimizer, groups: Groups, state
     for (parts, numbers), group in zip(whole, state["param_groups"], strict=True):
         for part in parts:
             part.update({key: value for key, value in group.items() if key != "params"})
-        saved = [state["state"].get(number, {}) for number in group["params"]]
+        saved = [state[_STATES].get(number, {}) for number in group["params"]]
         members = [parameters[number] for number in numbers]
         if len(members) != len(saved) or any(not _fits(*pair) for pair in zip(members, saved, strict=True)):
             raise _other(optimizer)
-        own["state"] |= {
+        own[_STATES] |= {
             number: {key: _divided_as(value, parameters[number]) for key, value in values.items()}
             for number, values in zip(numbers, saved, strict=True)
         }
