@@ -97,8 +97,10 @@ def test_data_parallelism_of_the_script_stays_beside_sp(monkeypatch, axes):
     ]  # fmt: skip
     own = accelerator(1, 4, **axes)
     assert data.mesh(own, own.state.device_mesh) is None
-    evaluating = SimpleNamespace(prepare=lambda _: data.mesh(own, own.state.device_mesh))
-    assert data.prepared(evaluating, None, False) is own.state.device_mesh
+    meshes = []
+    evaluating = SimpleNamespace(prepare=lambda loader: meshes.append(data.mesh(own, "own")) or loader)
+    data.prepared(evaluating, accelerator, False)
+    assert meshes == ["own"]
 
 
 def test_shares(monkeypatch):
