@@ -15,18 +15,9 @@ config = PatchConfig(
     description="checkpoints of models whose experts are divided among processes can be resumed",
 )
 
+_CALLED = "groups load_best load_model load_optimizer resumes save_model save_optimizer saves"
 config.add_import(
-    "veomni_hook.parallel.expert_checkpoints",
-    [
-        "groups as veomni_groups",
-        "load_best as veomni_load_best",
-        "load_model as veomni_load_model",
-        "load_optimizer as veomni_load_optimizer",
-        "resumes as veomni_resumes",
-        "save_model as veomni_save_model",
-        "save_optimizer as veomni_save_optimizer",
-        "saves as veomni_saves",
-    ],
+    "veomni_hook.parallel.expert_checkpoints", [f"{name} as veomni_{name}" for name in _CALLED.split()]
 )
 if dispatches():
     config.rewrite(
