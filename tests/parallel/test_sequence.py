@@ -67,7 +67,7 @@ def test_what_is_refused_and_explained(facts, name, parts):
             "other shapes of `input_ids`: torch.int64 [2, 16] in rank 0, torch.int64 [2, 17] in rank 1",
         ),
         ("names", "other shapes of `position_ids`: no such tensor in rank 0, torch.int64 [1, 16] in rank 1"),
-        ("embeddings", "hidden_states of other tokens"),
+        ("embeddings", "hidden states of other tokens"),
     ],
 )
 def test_other_batches_are_an_error_that_names_step_and_field(facts, name, what):

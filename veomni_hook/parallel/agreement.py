@@ -122,7 +122,7 @@ def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGro
     Raises:
         ParallelError: batches differ: of this call, or of the one before if they are on a device.
     """
-    call = _CALL.get() or _Call(None, model, {"hidden_states": hidden_states})
+    call = _CALL.get() or _Call(None, model, {"hidden states": hidden_states})
     comparison = call.comparison = call.comparison or _started(call, group)
     if comparison.over:
         return
@@ -195,7 +195,7 @@ def _check_values(call: str, hidden_states: torch.Tensor, group: SequenceGroup) 
     first = samples[:1]
     far = (samples - first).abs() > _TOLERANCE * first.abs().max().clamp(min=1e-30)
     if bool((far & (samples != 0) & (first != 0)).any()):
-        _raise(group, call, "hidden_states of other tokens")
+        _raise(group, call, "hidden states of other tokens")
 
 
 def _differ(comparison: _Comparison) -> NoReturn:
