@@ -21,6 +21,7 @@ LENGTHS = {
     "memory": (65536, 131072, 262144),
     "longest": (131072,),
     "whole": (131072,),
+    "batches": (8192, 131072),
     "experts": (4096, 8192, 16384, 32768, 65536),
 }
 SIDES = {
@@ -52,11 +53,12 @@ class Job:
         from torch import distributed
 
         self.device, self.layers = options.device, options.layers
-        backend = "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo"
-        distributed.init_process_group(backend)
+        devices = torch.cuda.device_count() if self.device == "cuda" else 0
+        # Processes that share a GPU have gloo alone: enough for `batches`.
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if devices > 1 else "gloo")
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        if self.device == "cuda":
-            torch.cuda.set_device(self.rank)
+        if devices:
+            torch.cuda.set_device(self.rank % devices)
         given = options.lengths.split(",") if options.lengths else LENGTHS.get(options.part, ())
         self.lengths = [int(each) for each in given]
         self.sides = options.sides.split(",") if options.sides else list(SIDES.get(options.part, ()))
@@ -430,6 +432,32 @@ def link(job: Job) -> Iterator[dict[str, Any]]:
             yield {"collective": name, "bytes": size, "gb_per_s": round(rate / 1e9, 1)}
 
 
+def batches(job: Job) -> Iterator[dict[str, Any]]:
+    """Yield microseconds in which the host compares the ids, labels and mask of a call, on an idle device."""
+    import torch
+
+    from veomni_hook.parallel import agreement, process
+    from veomni_hook.parallel.groups import sequence_group
+
+    process.tell("sp=2")
+    group, model = sequence_group(), torch.nn.Identity()
+    for length in job.lengths:
+        tensors = {name: job.ids(1000, 1, length, 0) for name in ("input_ids", "labels", "attention_mask")}
+
+        def compare(tensors: dict[str, Any] = tensors) -> None:
+            call = agreement.entered(model, (), tensors)
+            agreement.check_same_batch("", tensors["input_ids"], group, first=False)
+            agreement.left(call)
+
+        taken = []
+        for _ in range(200):
+            job.synchronize()
+            began = time.perf_counter()
+            compare()
+            taken.append(1e6 * (time.perf_counter() - began))
+        yield {"length": length, "host_us": round(statistics.median(taken[20:]), 1)}
+
+
 def _timed(job: Job, call: Step) -> float:
     job.synchronize()
     began = time.perf_counter()
@@ -474,6 +502,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "memory": lambda: memory(job),
         "longest": lambda: longest(job),
         "whole": lambda: whole(job),
+        "batches": lambda: batches(job),
         "experts": lambda: experts(job, hook=options.job == "hook"),
     }
     rows = []

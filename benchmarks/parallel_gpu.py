@@ -11,6 +11,8 @@ Parts:
     sequences   Qwen3-8B's shapes with a few layers, FSDP2, flash attention, our kernels on all sides.
                 ``sp1``: each GPU trains a sequence of its own; ``sp2``: both share each of two sequences,
                 so a GPU has as many tokens; ``ring``: torch's context parallelism as accelerate 1.15 uses it.
+    batches     microseconds in which the host compares three tensors of a call between two processes; both may
+                have one GPU.
     memory      a sequence that both GPUs share. ``sp2``: with ``memory="checkpoint,offload,tiles"``, and
                 ``sp2-kept`` without; ``alst``: DeepSpeed's Ulysses and tiled MLP with transformers'
                 checkpoints; ``ring``, also with these checkpoints.
@@ -45,7 +47,7 @@ from typing import Any
 
 from benchmarks._record import RESULTS
 
-PARTS = ("link", "sequences", "memory", "longest", "whole", "experts", "hang")
+PARTS = ("link", "sequences", "batches", "memory", "longest", "whole", "experts", "hang")
 TARGET = "parallel_gpu-cuda.json"
 _WORKER = "benchmarks._parallel_worker"
 #: So many seconds after a process has failed its job has ended, and so many after its start it is ended.
