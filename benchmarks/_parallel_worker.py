@@ -443,19 +443,20 @@ def batches(job: Job) -> Iterator[dict[str, Any]]:
     group, model = sequence_group(), torch.nn.Identity()
     for length in job.lengths:
         tensors = {name: job.ids(1000, 1, length, 0) for name in ("input_ids", "labels", "attention_mask")}
-
-        def compare(tensors: dict[str, Any] = tensors) -> None:
-            call = agreement.entered(model, (), tensors)
-            agreement.check_same_batch("", tensors["input_ids"], group, first=False)
-            agreement.left(call)
-
-        taken = []
+        started, waited = list[float](), list[float]()
         for _ in range(200):
             job.synchronize()
             began = time.perf_counter()
-            compare()
-            taken.append(1e6 * (time.perf_counter() - began))
-        yield {"length": length, "host_us": round(statistics.median(taken[20:]), 1)}
+            call = agreement.entered(model, (), tensors)
+            started.append(time.perf_counter() - began)
+            agreement.check_same_batch("", tensors["input_ids"], group, first=False)
+            waited.append(time.perf_counter() - began - started[-1])
+            agreement.left(call)
+        times = {"started_us": started, "waited_us": waited}
+        yield {
+            "length": length,
+            **{key: round(1e6 * statistics.median(took[20:])) for key, took in times.items()},
+        }
 
 
 def _timed(job: Job, call: Step) -> float:

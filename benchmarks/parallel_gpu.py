@@ -11,8 +11,8 @@ Parts:
     sequences   Qwen3-8B's shapes with a few layers, FSDP2, flash attention, our kernels on all sides.
                 ``sp1``: each GPU trains a sequence of its own; ``sp2``: both share each of two sequences,
                 so a GPU has as many tokens; ``ring``: torch's context parallelism as accelerate 1.15 uses it.
-    batches     microseconds in which the host compares three tensors of a call between two processes; both may
-                have one GPU.
+    batches     microseconds in which the host starts to compare three tensors of a call between two
+                processes, and waits where nothing runs in between; both may have one GPU.
     memory      a sequence that both GPUs share. ``sp2``: with ``memory="checkpoint,offload,tiles"``, and
                 ``sp2-kept`` without; ``alst``: DeepSpeed's Ulysses and tiled MLP with transformers'
                 checkpoints; ``ring``, also with these checkpoints.

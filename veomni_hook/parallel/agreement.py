@@ -56,19 +56,22 @@ class _Digests:
     Attributes:
         call: its name.
         known: the digests that are on the host.
-        late: of tensors on a device: in pinned memory once ``arrived`` has happened.
+        late: whose tensors are on a device.
+        numbers: theirs, in pinned memory once ``arrived`` has happened.
     """
 
     call: str
     known: dict[str, int] = field(default_factory=dict)
-    late: dict[str, torch.Tensor] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
+    numbers: torch.Tensor | None = None
     arrived: Any = None
 
     def values(self) -> dict[str, int]:
         """Return those that are late; the host waits for them."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return {name: int(digest) for name, digest in self.late.items()}
+        if self.numbers is None:
+            return {}
+        self.arrived.synchronize()
+        return dict(zip(self.late, self.numbers.tolist(), strict=True))
 
 
 @dataclass
@@ -153,27 +156,31 @@ def _started(call: _Call, group: SequenceGroup) -> _Comparison:
 
 
 def _digests(call: str, tensors: Mapping[str, torch.Tensor]) -> _Digests:
-    digests = _Digests(call)
+    digests, numbers = _Digests(call), list[torch.Tensor]()
     for name, tensor in tensors.items():
         if tensor.requires_grad:
             continue
         copy = known_copy(tensor)
         if copy is not None:
             digests.known[name] = int(_digest(copy))
-            continue
-        place = torch.empty((), dtype=torch.int64, pin_memory=True)
-        digests.late[name] = place.copy_(_digest(tensor), non_blocking=True)
-    if digests.late:
-        device = next(tensor.device for name, tensor in tensors.items() if name in digests.late)
-        digests.arrived = torch.get_device_module(device).Event()
+        else:
+            digests.late.append(name)
+            numbers.append(_digest(tensor))
+    if numbers:
+        place = torch.empty(len(numbers), dtype=torch.int64, pin_memory=True)
+        digests.numbers = place.copy_(torch.stack(numbers), non_blocking=True)
+        digests.arrived = torch.get_device_module(numbers[0].device).Event()
         digests.arrived.record()
     return digests
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
     """Return one number for values and their places, modulo 2^64."""
-    flat = tensor.flatten()[:: 1 + tensor.numel() // _LARGEST].contiguous()
-    bits = flat if flat.dtype is torch.bool else flat.view(_BITS[flat.element_size()])
+    bits = tensor.flatten()
+    if (step := 1 + bits.shape[0] // _LARGEST) > 1:
+        bits = bits[::step].contiguous()
+    if bits.is_floating_point() or bits.is_complex():
+        bits = bits.view(_BITS[bits.element_size()])
     length = bits.shape[0]
     return (bits * _factors(1 << length.bit_length(), bits.device)[:length]).sum()
 
