@@ -3,7 +3,8 @@
 A script names a `Case` and calls `main`. 4 x 4,096 tokens, bfloat16, forward and backward from no gradients,
 on one CUDA device, all with the same named attention backend. Times are medians; memory is the peak above
 what stands before a step (the gradients count). The floor is the time of the step's matrix products and
-attention alone.
+attention alone. With ``+float8`` all linear layers but the head are torchao's, with a scale for each row; the
+floor then has operands that are float8 already.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from typing import Any, NamedTuple
 
 from benchmarks._record import RESULTS
 
-SIDES = ("eager", "compile", "liger", "ours", "ours+compile", "floor")
+SIDES = (
+    *("eager", "compile", "liger", "ours", "ours+compile", "floor"),
+    *("compile+float8", "ours+float8", "ours+compile+float8", "floor+float8"),
+)
 BATCH, LENGTH = 4, 4096
 WARM, STEPS = 4, 12
 
@@ -62,7 +66,8 @@ def main(case: Case) -> None:
     parser.add_argument("--sides", default="eager,compile,liger,ours,floor", help=f"of {', '.join(SIDES)}")
     options = parser.parse_args()
     if options.worker is not None:
-        print(json.dumps(floor(case, options) if options.worker == "floor" else side(case, options)))
+        measure = floor if options.worker.startswith("floor") else side
+        print(json.dumps(measure(case, options)))
         return
     found = {}
     for name in (side.strip() for side in options.sides.split(",")):
@@ -115,6 +120,8 @@ def side(case: Case, options: argparse.Namespace) -> dict[str, object]:
     ids = torch.randint(
         0, case.vocabulary, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1)
     ).cuda()
+    if options.worker.endswith("float8"):
+        in_float8(model)
     run = torch.compile(model) if "compile" in options.worker else model
 
     def step() -> torch.Tensor:
@@ -131,6 +138,18 @@ def side(case: Case, options: argparse.Namespace) -> dict[str, object]:
         taken, peak = measured(step, model.zero_grad)
     facts = {"step_ms": taken, "extra_gib": round(peak, 2), "loss": first, "gradient_norm": norm}
     return facts | {"first_step_s": round(warm, 1)}
+
+
+def in_float8(model: Any) -> None:
+    """Let torchao compute all linear layers in float8, but for the head."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    head = model.get_output_embeddings()
+    convert_to_float8_training(
+        model,
+        config=Float8LinearConfig.from_recipe_name("rowwise"),
+        module_filter_fn=lambda module, name: module is not head,
+    )
 
 
 def measured(step: Callable[[], object], clear: Callable[[], object]) -> tuple[float, float]:
@@ -180,12 +199,12 @@ def floor(case: Case, options: argparse.Namespace) -> dict[str, object]:
     for tensor in (q, k, v):
         tensor.requires_grad_()
 
+    products = [(products_of(x, weight, options.worker, case), number) for x, weight, number in made]
+
     def step() -> None:
-        for x, weight, number in made:
+        for multiply, number in products:
             for _ in range(number):
-                y = x @ weight.t()
-                y @ weight
-                y.t() @ x
+                multiply()
         for _ in range(case.layers):
             y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             y.backward(y.detach())
@@ -193,3 +212,30 @@ def floor(case: Case, options: argparse.Namespace) -> dict[str, object]:
     with attention(options.attention):
         taken, _ = measured(step, lambda: None)
     return {"step_ms": taken}
+
+
+def products_of(x: Any, weight: Any, worker: str, case: Case) -> Callable[[], None]:
+    """A function that multiplies [rows, inner] by [columns, inner]: forward, for the input, for the weight."""
+    import torch
+
+    if not worker.endswith("float8") or weight.shape[0] == case.vocabulary:
+
+        def in_bfloat16() -> None:
+            y = x @ weight.t()
+            y @ weight
+            y.t() @ x
+
+        return in_bfloat16
+
+    def rows(operand: Any) -> tuple[Any, Any]:
+        scale = operand.abs().amax(1, keepdim=True).float() / torch.finfo(torch.float8_e4m3fn).max
+        return (operand / scale).to(torch.float8_e4m3fn).contiguous(), scale
+
+    y = x @ weight.t()
+    pairs = [(rows(a), rows(b)) for a, b in ((x, weight), (y, weight.t()), (y.t(), x.t()))]
+
+    def in_float8_rows() -> None:
+        for (a, scales_a), (b, scales_b) in pairs:
+            torch._scaled_mm(a, b.t(), scales_a, scales_b.t(), out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return in_float8_rows
