@@ -215,7 +215,7 @@ def floor(case: Case, options: argparse.Namespace) -> dict[str, object]:
 
 
 def products_of(x: Any, weight: Any, worker: str, case: Case) -> Callable[[], None]:
-    """A function that multiplies [rows, inner] by [columns, inner]: forward, for the input, for the weight."""
+    """A function that multiplies: forward, for the input ``[rows, inner]``, for the weight."""
     import torch
 
     if not worker.endswith("float8") or weight.shape[0] == case.vocabulary:

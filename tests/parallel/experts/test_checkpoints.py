@@ -4,6 +4,7 @@ import pytest
 
 from tests.parallel.experts import models
 from tests.parallel.ranks import DIVIDED
+from veomni_hook.kernels.selection.process_choice import STATE
 
 pytestmark = DIVIDED
 CLOSE = 1e-5
@@ -23,7 +24,8 @@ FAST = [("ep=2", "plain"), ("plain", "ep=2")]
 def job(ranks):
     """Run a job; a first one of each kind saves."""
     folder, known = ranks.folder / "checkpoints", {}
-    models.small("GptOss").save_pretrained(folder / "model")
+    with STATE.restored():
+        models.small("GptOss").save_pretrained(folder / "model")
 
     def run(saved_by, kind=None):
         if (saved_by, kind) not in known:

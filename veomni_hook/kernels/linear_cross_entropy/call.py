@@ -54,24 +54,24 @@ class Call(NamedTuple):
     loss_kwargs: Mapping[str, Any]
     options: Mapping[str, Any] = {}
 
-    @classmethod
-    def of(cls, *call: Any) -> Call:
+    @staticmethod
+    def of(*call: Any) -> Call:
         """Return the call with its cap; ``before_head`` becomes the head of an ``nn.Identity``.
 
         What asks for more than a loss is among the loss's keywords then.
         """
-        call_of = cls(*call)
-        call_of = call_of._replace(loss_kwargs=requested_call.keywords_of(*call[1:]))
-        if (capped_by := call_of.options.get("capped_by")) is not None:
+        # By name, and no `_replace`: dynamo before torch 2.13 fails where only an object tells its class.
+        plain = Call(*call)
+        keywords, options = requested_call.keywords_of(*call[1:]), plain.options
+        if (capped_by := options.get("capped_by")) is not None:
             module, _, name = capped_by
-            call_of = call_of._replace(options={**call_of.options, "softcap": getattr(module, name, None)})
-        before_head = call_of.options.get("before_head")
-        if type(call_of.head) is not nn.Identity or before_head is None:
-            return call_of
-        if "forward" in call_of.head.__dict__ or heads.calls_refuse(call_of.head) is not None:
-            return call_of
-        options = {name: value for name, value in call_of.options.items() if name != "before_head"}
-        return call_of._replace(head=before_head, options=options)
+            options = {**options, "softcap": getattr(module, name, None)}
+        head, before_head = plain.head, options.get("before_head")
+        is_identity = type(head) is nn.Identity and "forward" not in head.__dict__
+        if is_identity and before_head is not None and heads.calls_refuse(head) is None:
+            head = before_head
+            options = {name: value for name, value in options.items() if name != "before_head"}
+        return Call(plain.model, plain.hidden_states, head, plain.labels, plain.vocab_size, keywords, options)
 
     @property
     def transform(self) -> Transform:
