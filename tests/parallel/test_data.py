@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from accelerate.utils import ParallelismConfig
-from torch import nn
+from torch import distributed, nn
 
 from tests.parallel.facts_of_trainer import FEEDS
 from veomni_hook.errors import ParallelError, VeomniHookWarning
@@ -101,6 +101,22 @@ def test_data_parallelism_of_the_script_stays_beside_sp(monkeypatch, axes):
     evaluating = SimpleNamespace(prepare=lambda loader: meshes.append(data.mesh(own, "own")) or loader)
     data.prepared(evaluating, accelerator, False)
     assert meshes == ["own"]
+
+
+def test_hosts_that_gloo_cannot_connect(monkeypatch):
+    def refused(**options):
+        assert options == {"group_size": 2, "backend": "gloo"}
+        raise RuntimeError("no route")
+
+    mesh = SimpleNamespace(get_group=lambda _: SimpleNamespace(group_name="own"))
+    monkeypatch.setattr(process, "_told", process.Sizes(sp=2))
+    monkeypatch.setattr(groups, "device", lambda: "cuda")
+    monkeypatch.setattr(groups, "init_device_mesh", lambda *_, **__: mesh)
+    for name, answer in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 1)):
+        monkeypatch.setattr(distributed, name, lambda answer=answer: answer)
+    monkeypatch.setattr(distributed, "new_subgroups", refused)
+    with pytest.raises(ParallelError, match="(?s)gloo cannot connect .*no route.*GLOO_SOCKET_IFNAME"):
+        groups.sequence_group()
 
 
 def test_shares(monkeypatch):

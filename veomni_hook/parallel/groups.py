@@ -82,12 +82,24 @@ def sequence_group() -> SequenceGroup:
     mesh = init_device_mesh(
         device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
     )
-    group = host = mesh.get_group("sp")
-    if device() != "cpu":
-        host, _ = distributed.new_subgroups(group_size=size, backend="gloo")  # type: ignore[no-untyped-call]
+    group = mesh.get_group("sp")
+    host = group if device() == "cpu" else _over_hosts(size)
     own_group = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh, host)
     _made = distributed.group.WORLD, own_group
     return own_group
+
+
+def _over_hosts(size: int) -> distributed.ProcessGroup:
+    """Create groups of neighbours that exchange numbers between hosts, and return that of this process."""
+    try:
+        host, _ = distributed.new_subgroups(group_size=size, backend="gloo")  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ParallelError(
+            f"gloo cannot connect the processes that share sequences, to compare their batches: {error}",
+            where=_WHERE,
+            fix="set GLOO_SOCKET_IFNAME to the network between the hosts, as NCCL_SOCKET_IFNAME",
+        ) from error
+    return host
 
 
 def made_group() -> SequenceGroup | None:
