@@ -115,7 +115,7 @@ def test_hosts_that_gloo_cannot_connect(monkeypatch):
     for name, answer in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 1)):
         monkeypatch.setattr(distributed, name, lambda answer=answer: answer)
     monkeypatch.setattr(distributed, "new_subgroups", refused)
-    with pytest.raises(ParallelError, match="(?s)gloo cannot connect .*no route.*GLOO_SOCKET_IFNAME"):
+    with pytest.raises(ParallelError, match=r"(?s)gloo cannot connect .*no route.*GLOO_SOCKET_IFNAME"):
         groups.sequence_group()
 
 

@@ -91,6 +91,7 @@ def sequence_group() -> SequenceGroup:
 
 def _over_hosts(size: int) -> distributed.ProcessGroup:
     """Create groups of neighbours that exchange numbers between hosts, and return that of this process."""
+    host: distributed.ProcessGroup
     try:
         host, _ = distributed.new_subgroups(group_size=size, backend="gloo")  # type: ignore[no-untyped-call]
     except RuntimeError as error:
