@@ -4,6 +4,7 @@ Lengths that the processes cannot divide evenly, so that copies at the end are p
 processes there are fewer key heads than processes.
 """
 
+from importlib.metadata import version
 from itertools import product
 
 import pytest
@@ -35,9 +36,9 @@ OTHERS = [
     "llama/sdpa/packed/15/unread",
     "llama/sdpa/padded/15/unread/num_items_in_batch=31",
     "qwen3_moe/sdpa/padded/9/unread/output_router_logits=true",
-    "gpt2/sdpa/plain/15/unread",
-    "gpt2/eager/padded/13/checkpoint=reentrant",
 ]
+if not version("transformers").startswith("5.2."):  # there its loop collects what layers return
+    OTHERS += ["gpt2/sdpa/plain/15/unread", "gpt2/eager/padded/13/checkpoint=reentrant"]
 
 
 def check(ranks, world, kernels, *cases):
