@@ -1,9 +1,10 @@
 """Models whose sequences two processes share: what is refused, and what must stay right around it."""
 
+from importlib.metadata import version
+
 import pytest
 
 CLOSE = 1e-5
-COLLECTS = "layers' outputs are collected inside the loop"
 
 
 @pytest.fixture
@@ -97,10 +98,10 @@ def test_a_model_with_recurrent_layers_is_refused_in_training_only(facts):
 )
 def test_other_architectures_are_refused_before_the_first_step(facts, name, model, reason):
     told = facts["other_architectures"][name]
-    # In transformers 5.2 loops over layers collect what these return, and are refused for that.
-    if COLLECTS not in told:
-        assert f"{model} cannot be split over sp=2 processes: " in told
-        assert reason in told
+    if name.startswith("upcast") and version("transformers").startswith("5.2."):
+        pytest.skip("there the loop over layers collects what they return, so the model is refused")
+    assert f"{model} cannot be split over sp=2 processes: " in told
+    assert reason in told
     assert "set VEOMNI_PARALLEL without sp for this model (docs/parallel.md" in told
 
 

@@ -115,7 +115,8 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_
         raise Missed(CROSS, statement, Code.OTHER_LOOP)
     at = index_of(forward, layer_loops)
     if _collects(statement):
-        raise Missed("layers' outputs are collected inside the loop", statement, Code.OTHER_LOOP)
+        reason = CROSS if absent else "layers' outputs are collected inside the loop"
+        raise Missed(reason, statement, Code.OTHER_LOOP)
     errors = []
     # Models with several kinds of positions (text, height, width) have one more dimension.
     for ids in ("B S", ". B S"):
