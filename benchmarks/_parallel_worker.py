@@ -19,7 +19,7 @@ STEPS, TURNS = 3, 2
 LENGTHS = {
     "sequences": (8192, 16384, 32768, 65536, 131072),
     "memory": (65536, 131072, 262144),
-    "longest": (131072,),
+    "longest": (1_048_576, 1_310_720),
     "whole": (131072,),
     "batches": (8192, 131072),
     "experts": (4096, 8192, 16384, 32768, 65536),
@@ -325,30 +325,43 @@ def alst(step: Any, ids: Any) -> Any:
 
 
 def longest(job: Job) -> Iterator[dict[str, Any]]:
-    """Yield the longest sequences, with steps of a sixteenth of the first length that fits neither."""
-    step = dense(job, job.layers, checkpointing=True)
-    vocabulary, start = job.shapes(DENSE)["vocab_size"], job.lengths[0]
-    for setting in ("", "sp=2"):
-        fits, tried = 0, start
-        while tried <= 64 * start and _fits(job, step, setting, job.ids(vocabulary, 1, tried, 1)):
-            fits, tried = tried, tried + start
-            if job.device == "cpu":
-                break
-        yield {"setting": setting or "sp=1", "layers": job.layers, "longest": fits, "not": tried}
-
-
-def _fits(job: Job, step: Step, setting: str, ids: Any) -> bool:
+    """Yield a row for each length: a step in 80 GB, with an allocation for the layers that are left out."""
     import torch
 
-    try:
-        with one_attention(job):
-            step(setting, ids)
-        job.synchronize()
-    except torch.OutOfMemoryError:
-        return False
-    finally:
+    from veomni_hook.memory.host import BLOCK, BLOCKS
+
+    if job.device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(80e9 / torch.cuda.get_device_properties(0).total_memory)
+    step = dense(job, job.layers)
+    layers = step.model.model.layers  # type: ignore[attr-defined]
+    # Weights and gradients: what a layer has here, as often as layers are left out.
+    size = sum(p.to_local().nbytes for p in layers[0].parameters())  # type: ignore[attr-defined]
+    others = 36 - job.layers if job.device == "cuda" else 1
+    ballast = torch.empty(2 * others * size, dtype=torch.uint8, device=job.device)
+    for length in job.lengths:
+        row: dict[str, Any] = {
+            "length": length,
+            "layers": job.layers,
+            "gib for others": ballast.nbytes / 2**30,
+        }
+        if job.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        try:
+            with one_attention(job):
+                row["loss"] = step("sp=2", job.ids(job.shapes(DENSE)["vocab_size"], 1, length, 1)).item()
+        except torch.OutOfMemoryError as error:
+            row["failed"] = str(error).splitlines()[0]
+        row["seconds"] = time.perf_counter() - began
+        if job.device == "cuda":
+            row["gib"] = torch.cuda.max_memory_allocated() / 2**30
+            row["gib reserved"] = torch.cuda.max_memory_reserved() / 2**30
+        # What each layer keeps is the same.
+        row["gib of the host for all layers"] = (
+            BLOCKS.held * BLOCK / job.layers * (job.layers + others) / 2**30
+        )
+        yield {name: round(fact, 3) if isinstance(fact, float) else fact for name, fact in row.items()}
         job.clear()
-    return True
 
 
 def whole(job: Job) -> Iterator[dict[str, Any]]:
@@ -490,7 +503,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Sides without the axis say so: by their own sizes, or at each step.
         veomni_hook.activate(
             parallel="ep=2" if options.part == "experts" else "sp=2",
-            memory={"memory": "tiles", "whole": "checkpoint,offload,tiles"}.get(options.part, ""),
+            memory={
+                "memory": "tiles",
+                "whole": "checkpoint,offload,tiles",
+                "longest": "checkpoint,offload=64TiB,tiles",
+            }.get(options.part, ""),
         )
     else:
         from liger_kernel.transformers import apply_liger_kernel_to_qwen3_moe

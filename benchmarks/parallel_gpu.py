@@ -16,7 +16,8 @@ Parts:
     memory      a sequence that both GPUs share. ``sp2``: with ``memory="checkpoint,offload,tiles"``, and
                 ``sp2-kept`` without; ``alst``: DeepSpeed's Ulysses and tiled MLP with transformers'
                 checkpoints; ``ring``, also with these checkpoints.
-    longest     the longest sequence that one step fits, without and with ``sp=2``.
+    longest     whether a step of a sequence fits into 80 GB a GPU: Qwen3-8B with a few of its layers and an
+                allocation for the others', as `longest_gpu` on one. Minutes a step.
     whole       Qwen3-8B with 36 layers, ``memory="checkpoint,offload,tiles"`` and AdamW at 128k tokens:
                 tokens a second, memory.
     experts     Qwen3-30B-A3B's shapes with a few layers. ``fsdp``: FSDP2 alone; ``ep``: experts divided, a

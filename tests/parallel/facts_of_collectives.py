@@ -14,7 +14,7 @@ from torch import distributed
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import data_shard, groups, process
-from veomni_hook.parallel.collectives import all_summed, gathered, own_part, to_heads, to_positions
+from veomni_hook.parallel.collectives import all_averaged, gathered, own_part, to_heads, to_positions
 
 FACTS: dict[str, object] = {}
 GROUP: Any = None
@@ -82,16 +82,16 @@ def check_heads(
     FACTS[f"gradient {name}"] = max(difference(summed(x.grad), y.grad) for x, y in zip(xs, ys, strict=True))
 
 
-def check_sum() -> None:
+def check_average() -> None:
     x = whole(4)
     part = (x * (GROUP.rank + 1)).sum()
-    total = all_summed(part, GROUP)
-    (total**2).backward()
+    average = all_averaged(part, GROUP)
+    (average**2).backward()
     y = x.detach().clone().requires_grad_()
-    factor = sum(range(1, GROUP.size + 1))
+    factor = sum(range(1, GROUP.size + 1)) / GROUP.size
     ((y.sum() * factor) ** 2).backward()
-    FACTS["sum"] = difference(total.detach(), (y.detach().sum() * factor))
-    FACTS["sum's gradient"] = difference(summed(x.grad) / GROUP.size, y.grad)
+    FACTS["average"] = difference(average.detach(), (y.detach().sum() * factor))
+    FACTS["average's gradient"] = difference(summed(x.grad) / GROUP.size, y.grad)
 
 
 def check_traced() -> None:
@@ -132,7 +132,7 @@ def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
     check_heads((6, 6, 4), (n, n), (double, double, double))
     check_heads((4, 4, 4), (2 * n, n), (double, single, double))
-    check_sum()
+    check_average()
     if distributed.get_world_size() == 2:
         check_traced()
     return FACTS

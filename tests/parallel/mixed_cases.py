@@ -93,7 +93,7 @@ def scaled(sizes: str, dtype: torch.dtype) -> Tensors:
 
 
 #: The sum over processes that share the rows of a loss.
-SHARES = ("parallel.loss:_Rows.all_summed", "return all_summed(x, self.group)", "return x")
+SHARES = ("parallel.loss:_Rows.all_averaged", "return all_averaged(x, self.group)", "return x")
 CASES = {
     "fsdp2": (fsdp2, torch.bfloat16),
     "autocast": (autocast, torch.bfloat16),

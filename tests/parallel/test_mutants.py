@@ -24,9 +24,9 @@ DISPATCH = "parallel.expert_dispatch"
 #: The place, its text and another one, the check, and what the check is of.
 MUTANTS = {
     "positions of the neighbour": ("parallel.collectives:own_part", "start = group.rank * part", "start = (1 - group.rank) * part", "model", PADDED),
-    "no gradient comes back from heads": ("parallel.collectives:_AllToAll.backward", "_exchange(grad, ctx.group)", "grad", "model", PADDED),
+    "no gradient comes back from heads": ("parallel.collectives:_ToHeads.backward", "(ctx.group, *grads)", "(ctx.group, *(0 * grad for grad in grads))", "model", PADDED),
     "the gradient of a gather is halved": (*GATHER, "model", PADDED),
-    "the gradient of a sum stays in its process": ("parallel.collectives:_Sum.backward", "_sum(grad, ctx.group)", "grad", "model", UNREAD),
+    "an average's gradient is that of a sum": ("parallel.collectives:_Average.backward", "_average(grad, ctx.group)", "2 * grad", "model", UNREAD),
     "a part's loss is divided by its own labels": (
         "kernels.linear_cross_entropy.shares:part_of", "counts = target != ", "counts = target[start:end] != ", "model", UNREAD,
     ),

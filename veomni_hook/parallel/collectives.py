@@ -7,7 +7,8 @@ same head and loss), and the all-to-alls are permutations in both directions.
 Positions are cut into equal parts. The last parts repeat the last position where the length is no multiple
 of the group; a gather cuts these copies off, so no gradient reaches them.
 
-The operators are those of torch's functional collectives, which dynamo and Inductor know.
+The operators are those of torch's functional collectives, which dynamo and Inductor know; the frequent all-to-alls,
+outside of a compiler, are plain ones, which take the host less time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
 
-from veomni_hook.kernels.shared.autograd import applied
+from veomni_hook.kernels.shared.autograd import applied, is_recorded
 from veomni_hook.parallel.groups import SequenceGroup
 
 __all__ = [
-    "all_summed",
+    "all_averaged",
     "each_to_heads",
     "gathered",
     "gathered_rows",
@@ -59,7 +62,8 @@ def own_part(x: torch.Tensor, dim: int, group: SequenceGroup) -> torch.Tensor:
 def gathered(x: torch.Tensor, dim: int, length: int, group: SequenceGroup) -> torch.Tensor:
     """Return the ``length`` positions of all processes along ``dim``; the gradient is summed."""
     whole: torch.Tensor = _gather(x.movedim(dim, 0), group)
-    return whole[:length].movedim(0, dim).contiguous()
+    positions = whole[:length].movedim(0, dim)
+    return positions if positions.is_contiguous() else _laid_out(positions)
 
 
 def gathered_rows(x: torch.Tensor, counts: Sequence[int], group: SequenceGroup) -> torch.Tensor:
@@ -74,10 +78,10 @@ def gathered_rows(x: torch.Tensor, counts: Sequence[int], group: SequenceGroup) 
     return torch.cat(parts)
 
 
-def all_summed(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """Return the sum of ``x`` over the group; the gradient is summed as well."""
-    summed: torch.Tensor = _sum(x, group)
-    return summed
+def all_averaged(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    """Return the average of ``x`` over the group; the gradient is averaged as well."""
+    averaged: torch.Tensor = _average(x, group)
+    return averaged
 
 
 def to_heads(
@@ -85,20 +89,16 @@ def to_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Exchange positions for heads: ``[batch, heads, part, width]`` to ``[batch, heads / size, all, width]``.
 
-    The numbers of heads may differ, the group's size divides each. One exchange for all of one dtype.
+    The numbers of heads may differ, the group's size divides each.
     """
     query, key, value = each_to_heads((query, key, value), group)
     return query, key, value
 
 
 def each_to_heads(tensors: Sequence[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
-    """Exchange positions for heads of any number of tensors; see `to_heads`."""
-    exchanged = list(tensors)
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        alike = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        for place, heads in zip(alike, _exchanged([tensors[at] for at in alike], group), strict=True):
-            exchanged[place] = heads
-    return exchanged
+    """Exchange positions for heads of any number of tensors, in exchanges that overlap; see `to_heads`."""
+    exchanged = _to_heads(group, *(tensor.transpose(1, 2) for tensor in tensors))
+    return [heads.permute(1, 2, 0, 3) for heads in exchanged]
 
 
 def to_positions(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
@@ -106,59 +106,88 @@ def to_positions(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
 
     ``x`` is ``[batch, all, heads / size, width]``, the result ``[batch, part, heads, width]``.
     """
-    send = _blocks(x.transpose(0, 1).contiguous(), 0, group)
-    received: torch.Tensor = _exchange(send, group)
-    return received.permute(2, 1, 0, 3, 4).flatten(2, 3)
+    (positions,) = _to_positions(group, x.transpose(0, 1))
+    return positions  # type: ignore[no-any-return]
 
 
-def _exchanged(parts: list[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
-    heads = [part.shape[1] // group.size for part in parts]
-    widths = [part.shape[3] for part in parts]
-    # [size, part, batch, heads, width]: what is sent to one process is one block, and what comes back lies in
-    # the order of positions.
-    blocks = [_blocks(part, 1, group).permute(1, 3, 0, 2, 4) for part in parts]
-    if len(set(widths)) == 1:
-        pieces = _pieces(_exchange(torch.cat(blocks, 3), group), heads)
-    else:
-        columns = [count * width for count, width in zip(heads, widths, strict=True)]
-        received = _exchange(torch.cat([block.flatten(3) for block in blocks], 3), group)
-        flat = zip(_pieces(received, columns), heads, widths, strict=True)
-        pieces = [piece.reshape(*piece.shape[:2], count, width) for piece, count, width in flat]
-    return [piece.permute(1, 2, 0, 3) for piece in pieces]
+def _heads_of(group: SequenceGroup, *positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Exchange ``[batch, part, heads, width]`` for ``[all, batch, heads / size, width]``."""
+    blocks = []
+    for x in positions:
+        batch, part, heads, width = x.shape
+        by_rank = x.reshape(batch, part, group.size, heads // group.size, width)
+        blocks.append(_contiguous(by_rank.permute(2, 1, 0, 3, 4)))
+    return tuple(arrived.flatten(0, 1) for arrived in _exchanged(blocks, group))
 
 
-def _blocks(x: torch.Tensor, dim: int, group: SequenceGroup) -> torch.Tensor:
-    """Return ``x`` with ``dim`` as two: a block for each process, and what is in it."""
-    return x.reshape(*x.shape[:dim], group.size, x.shape[dim] // group.size, *x.shape[dim + 1 :])
+def _positions_of(group: SequenceGroup, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Exchange ``[all, batch, heads / size, width]`` for ``[batch, part, heads, width]``."""
+    blocks = [_contiguous(x).reshape(group.size, -1, *x.shape[1:]) for x in heads]
+    return tuple(
+        _contiguous(arrived.permute(2, 1, 0, 3, 4)).flatten(2, 3) for arrived in _exchanged(blocks, group)
+    )
 
 
-def _pieces(received: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-    """Return pieces ``[positions, batch, count, ...]`` of ``[size, part, batch, sum(counts), ...]``."""
-    flat = received.flatten(0, 1)
-    # Not `split`: autograd lets nobody change one of several views in place.
-    return [flat.narrow(2, sum(counts[:place]), count) for place, count in enumerate(counts)]
+def _exchanged(tensors: list[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
+    """Exchange the blocks of each ``[size, ...]``; all are on their way before the first is waited for."""
+    if torch.compiler.is_compiling():
+        sizes = [1] * group.size
+        arriving = [_OPS.all_to_all_single(blocks, sizes, sizes, group.name) for blocks in tensors]
+        return [_OPS.wait_tensor(blocks) for blocks in arriving]
+    # The operators that a compiler knows take the host several times as long.
+    received = [torch.empty_like(blocks) for blocks in tensors]
+    process_group = distributed_c10d._resolve_process_group(group.name)  # type: ignore[arg-type, attr-defined]
+    works = [
+        distributed.all_to_all_single(out, blocks, group=process_group, async_op=True)
+        for out, blocks in zip(received, tensors, strict=True)
+    ]
+    for work in works:
+        work.wait()
+    return received
 
 
-def _all_to_all(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """Exchange the blocks of ``x`` ``[size, ...]``; contiguous."""
-    sizes = [1] * group.size
-    out: torch.Tensor = _OPS.wait_tensor(_OPS.all_to_all_single(x.contiguous(), sizes, sizes, group.name))
-    return out
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` contiguous; not differentiable.
+
+    torch copies a permuted tensor element by element: elements of 8 bytes take a fraction of the time.
+    """
+    step = 8 // x.itemsize
+    if torch.compiler.is_compiling() or x.is_contiguous() or x.stride(-1) != 1:
+        return x.contiguous()
+    if any(number % step for number in (x.shape[-1], x.storage_offset(), *x.stride()[:-1])):
+        return x.contiguous()
+    return x.view(torch.int64).contiguous().view(x.dtype)
 
 
 class _Context(Protocol):
     group: SequenceGroup
 
 
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-        ctx.group = group
-        return _all_to_all(x, group)
+class _ToHeads(torch.autograd.Function):
+    """``[batch, part, heads, width]`` to ``[all, batch, heads / size, width]``."""
 
     @staticmethod
-    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _exchange(grad, ctx.group), None
+    def forward(ctx: _Context, group: SequenceGroup, *positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        return _heads_of(group, *positions)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # dynamo does not trace a function of several tensors within a backward pass.
+        return None, *(_to_positions if is_recorded() else _positions_of)(ctx.group, *grads)
+
+
+class _ToPositions(torch.autograd.Function):
+    """``[all, batch, heads / size, width]`` to ``[batch, part, heads, width]``."""
+
+    @staticmethod
+    def forward(ctx: _Context, group: SequenceGroup, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        return _positions_of(group, *heads)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *(_to_heads if is_recorded() else _heads_of)(ctx.group, *grads)
 
 
 class _Gather(torch.autograd.Function):
@@ -166,7 +195,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         whole: torch.Tensor = _OPS.wait_tensor(
-            _OPS.all_gather_into_tensor(x.contiguous(), group.size, group.name)
+            _OPS.all_gather_into_tensor(_contiguous(x), group.size, group.name)
         )
         return whole
 
@@ -180,7 +209,7 @@ class _SumOfParts(torch.autograd.Function):
     def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         part: torch.Tensor = _OPS.wait_tensor(
-            _OPS.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name)
+            _OPS.reduce_scatter_tensor(_contiguous(x), "sum", group.size, group.name)
         )
         return part
 
@@ -189,17 +218,29 @@ class _SumOfParts(torch.autograd.Function):
         return _gather(grad, ctx.group), None
 
 
-class _Sum(torch.autograd.Function):
+class _Average(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
+        # gloo has no average.
         summed: torch.Tensor = _OPS.wait_tensor(_OPS.all_reduce(x.contiguous(), "sum", group.name))
-        return summed
+        return summed / group.size
 
     @staticmethod
     def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum(grad, ctx.group), None
+        return _average(grad, ctx.group), None
 
 
-_exchange, _gather = applied(_AllToAll), applied(_Gather)
-_sum, _sum_of_parts = applied(_Sum), applied(_SumOfParts)
+class _Contiguous(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return _contiguous(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+_to_heads, _to_positions = applied(_ToHeads, 1), applied(_ToPositions, 1)
+_gather, _laid_out = applied(_Gather), applied(_Contiguous)
+_average, _sum_of_parts = applied(_Average), applied(_SumOfParts)

@@ -12,7 +12,7 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy.shares import SHARED
 from veomni_hook.parallel import process
-from veomni_hook.parallel.collectives import all_summed
+from veomni_hook.parallel.collectives import all_averaged
 from veomni_hook.parallel.groups import SequenceGroup
 from veomni_hook.parallel.sharding import sharding_of
 
@@ -31,8 +31,8 @@ class _Rows:
     def size(self) -> int:
         return self.group.size
 
-    def all_summed(self, x: torch.Tensor) -> torch.Tensor:
-        return all_summed(x, self.group)
+    def all_averaged(self, x: torch.Tensor) -> torch.Tensor:
+        return all_averaged(x, self.group)
 
 
 def attach() -> None:

@@ -154,7 +154,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
             return vector
         if group is not None:
             own, labels, share = shares.part_of(group, rows, target, objective)
-            return group.all_summed(compute(own, weight, bias, labels, share, wanted)[0])
+            return group.all_averaged(compute(own, weight, bias, labels, share, wanted)[0])
         loss, of_rows = compute(rows, weight, bias, target, objective, wanted)
         of_tokens.append(of_rows)
         return loss

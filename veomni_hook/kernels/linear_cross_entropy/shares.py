@@ -1,4 +1,4 @@
-"""A loss whose rows several processes share: each computes the loss of its rows, and the losses are added.
+"""A loss whose rows several processes share: each computes the loss of its rows, and the losses are averaged.
 
 All of them have all rows, because the layers' output was gathered; without this, all would compute the same
 loss. `veomni_hook.parallel.loss` says which models have such a group.
@@ -27,8 +27,8 @@ class Group(Protocol):
     def size(self) -> int:
         """How many processes there are."""
 
-    def all_summed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the processes; the gradient is summed as well."""
+    def all_averaged(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the average over the processes; the gradient is averaged as well."""
 
 
 class Shared:
@@ -49,7 +49,9 @@ def share_of(model: object, rows: int) -> Group | None:
 def part_of(
     group: Group, rows: torch.Tensor, target: torch.Tensor, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor, Objective]:
-    """Return this process's rows and targets, and the objective whose losses add up to that of all rows.
+    """Return this process's rows and targets, and the objective whose losses average to that of all rows.
+
+    An average, because its gradient is 1: the loss's gradients, computed with it, need no second pass.
 
     Parts differ by at most one row. The divisor counts the labels of all rows, so a part without a label
     is a loss of 0.
@@ -61,5 +63,5 @@ def part_of(
         items = counts.sum() if weights is None else weights.where(counts, 0).sum()
     weights = None if weights is None else weights[start:end]
     teacher = None if objective.teacher is None else objective.teacher.of_rows(slice(start, end))
-    share = objective._replace(num_items=items, loss_weights=weights, teacher=teacher)
+    share = objective._replace(num_items=items / group.size, loss_weights=weights, teacher=teacher)
     return rows[start:end], target[start:end], share

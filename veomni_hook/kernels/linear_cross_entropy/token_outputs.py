@@ -77,9 +77,9 @@ def packed(
     columns = [*values(of_rows, target, objective.ignore_index, names, target.shape).values()]
     if group is not None:
         after = number - before - target.shape[0]
-        columns = [functional.pad(column, (before, after)) for column in columns]
+        columns = [functional.pad(group.size * column, (before, after)) for column in columns]
     vector = torch.cat([loss.reshape(1), *columns])
-    return vector if group is None else group.all_summed(vector), of_rows
+    return vector if group is None else group.all_averaged(vector), of_rows
 
 
 def values(
