@@ -7,8 +7,8 @@ same head and loss), and the all-to-alls are permutations in both directions.
 Positions are cut into equal parts. The last parts repeat the last position where the length is no multiple
 of the group; a gather cuts these copies off, so no gradient reaches them.
 
-The operators are those of torch's functional collectives, which dynamo and Inductor know; the frequent all-to-alls,
-outside of a compiler, are plain ones, which take the host less time.
+The operators are those of torch's functional collectives, which dynamo and Inductor know. Outside of a
+compiler, all-to-alls, of which a layer has several, are plain ones: they take the host less time.
 """
 
 from __future__ import annotations
