@@ -1,0 +1,53 @@
+"""The value of the setting ``precision`` that is in force in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from veomni_hook.settings import FLOAT8
+
+__all__ = ["Precision", "in_force", "parsed", "tell"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a value of the setting says.
+
+    Attributes:
+        float8: linear layers multiply in float8.
+        first: how many layers of a decoder stay as they are, from the first on.
+        last: how many, up to the last.
+        skip: names of modules in a layer that stay, one or more parts of a dotted name each.
+    """
+
+    float8: bool = False
+    first: int = 0
+    last: int = 0
+    skip: tuple[str, ...] = ()
+
+
+_in_force = Precision()
+
+
+@cache
+def parsed(text: str) -> Precision:
+    """Return what a value says, in the form of `veomni_hook.settings`; empty: as upstream."""
+    options = dict(part.partition("=")[::2] for part in text.split(",") if part)
+    return Precision(
+        float8=FLOAT8 in options,
+        first=int(options.get("first", 0)),
+        last=int(options.get("last", 0)),
+        skip=tuple(name for name in options.get("skip", "").split("+") if name),
+    )
+
+
+def tell(text: str) -> None:
+    """Set how models multiply that are made from now on."""
+    global _in_force  # noqa: PLW0603
+    _in_force = parsed(text)
+
+
+def in_force() -> Precision:
+    """Return what is in force."""
+    return _in_force
