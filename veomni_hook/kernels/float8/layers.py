@@ -82,7 +82,7 @@ def _decoders(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
 
 
 def _is_encoder(layers: nn.Module) -> bool:
-    """Whether the attention in ``layers`` says that it is not causal; of decoders, only that across is not."""
+    """Whether the attention in ``layers`` says that it is not causal; in decoders, some says that it is."""
     said = {module.is_causal for module in layers.modules() if hasattr(module, "is_causal")}
     return said == {False}
 

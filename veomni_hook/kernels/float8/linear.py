@@ -50,7 +50,7 @@ class _Linear(torch.autograd.Function):
         to_x, to_weight, to_bias, _ = ctx.needs_input_grad
         if is_recorded():
             if x is None and to_x:  # the gradient of x does not depend on it
-                x = dy.new_zeros(*dy.shape[:-1], weight.shape[1])
+                x = dy.new_zeros(*dy.shape[:-1], weight.shape[1]).requires_grad_()
             return *gradients(_plain, (x, weight, bias), (to_x, to_weight, to_bias), (dy,)), None
         dx = input_gradient(dy, weight) if to_x else None
         rows = dy.flatten(0, -2)
@@ -72,7 +72,8 @@ def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         x = x.to(torch.get_autocast_dtype(kind))
     elif (y := projection(x, weight, bias, _PRODUCTS)) is not None:
         return y
-    x = x.as_subclass(Tensor)
+    if not torch.compiler.is_compiling():
+        x = x.as_subclass(Tensor)  # what a gated kernel returns
     if not torch.is_grad_enabled() or not any(
         operand is not None and operand.requires_grad for operand in (x, weight, bias)
     ):
@@ -105,7 +106,7 @@ def widths_refused(weight: Any) -> str | None:
     """Return why a weight of this shape is not multiplied in float8, or None."""
     out, width = weight.shape
     if out % MULTIPLE or width % MULTIPLE:
-        return f"{width} x {out} is no multiple of {MULTIPLE}"
+        return f"its weight is {out} x {width}, which are no multiples of {MULTIPLE}"
     return None
 
 
@@ -120,6 +121,8 @@ def refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
         reason = intercepting()
     if reason is None and functional.linear is not _TORCH_LINEAR:
         reason = "torch.nn.functional.linear has been replaced"
+    if reason is None and x.is_meta:
+        reason = "the tensors have no numbers (meta)"
     if reason is not None:
         return reason
     kind = x.device.type
@@ -130,13 +133,16 @@ def refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
         return "the input is no rows for this weight"  # or torch says what is wrong
     if (reason := widths_refused(weight)) is not None:
         return reason
-    if kind != "cpu" and (lacks := _lacks(kind, x.get_device())):
-        raise KernelError(
-            f"{lacks} has no float8 products",
-            where="precision=float8",
-            fix=f"{_HOPPER}, or leave the setting out",
-        )
+    if kind != "cpu":
+        _check_device(kind, x.get_device())
     return None
+
+
+def _check_device(kind: str, index: int) -> None:
+    """Raise KernelError if a device cannot multiply in float8."""
+    if lacks := _lacks(kind, index):
+        fix = f"{_HOPPER}, or leave the setting out"
+        raise KernelError(f"{lacks} has no float8 products", where="precision=float8", fix=fix)
 
 
 @cache

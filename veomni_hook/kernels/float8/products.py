@@ -65,12 +65,13 @@ def _product(x: Tensor, matrix: tuple[Tensor, Tensor], bias: Tensor | None) -> T
     b, scale_of_b = matrix
     rows = _float8_rows(x.reshape(-1, x.shape[-1]))
     shape = (*x.shape[:-1], b.shape[0])
+    bias = None if bias is None else bias.to(x.dtype)
     if not x.is_cuda:
         y = reference.product(rows, matrix, x.dtype)
         return (y if bias is None else y + bias).view(shape)
     if not x.numel():
         return x.new_empty(shape)
-    within = bias is not None and bias.dtype is torch.bfloat16 and x.dtype is torch.bfloat16
+    within = x.dtype is torch.bfloat16  # the dtype of the result
     y = torch._scaled_mm(
         rows[0],
         b.t(),
