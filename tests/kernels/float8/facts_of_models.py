@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import json
 
+import torch
+
 import veomni_hook
 
 HANDLE = veomni_hook.activate(banner=False)
 
-import peft
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import peft  # noqa: E402 - behind the activation, as in a script
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2,

@@ -23,20 +23,22 @@ def notes_on_precision(model: nn.Module) -> Iterator[str]:
 
     computed: dict[str, int] = defaultdict(int)
     others: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    chosen = in_force().float8
     for place in places(model):
         name = place.name.rpartition(".")[2]
         if type(place.module) is Float8Linear:
+            chosen = True
             reason = place.module.plain_because if STATE.active else "the hook is not active"
         else:
             reason = place.reason or "the model was made, or adopted, before the setting was in force"
         (others[reason] if reason else computed)[name] += 1
+    if not chosen:
+        return
     if computed:
         what = "x W^T and the gradient of x in float8, the gradient of W as upstream"
         yield f"precision: {counted(sum(computed.values()), 'linear layer')} ({_names(computed)}): {what}"
-    elif in_force().float8:
-        yield "precision: no linear layer multiplies in float8"
     else:
-        return
+        yield "precision: no linear layer multiplies in float8"
     for reason, names in others.items():
         yield f"precision: not in float8: {_names(names)}: {reason}"
 
