@@ -256,9 +256,7 @@ class Settings:
     traceback: str = _setting("VEOMNI_TRACEBACK", "short", _traceback)
     parallel: str = _setting("VEOMNI_PARALLEL", "", _parallel, text=lambda chosen: chosen.axis("sp") > 1)
     memory: str = _setting("VEOMNI_MEMORY", "", _memory, text=lambda chosen: bool(chosen.memory))
-    precision: str = _setting(
-        "VEOMNI_PRECISION", "", precision_of, text=lambda chosen: bool(chosen.precision)
-    )
+    precision: str = _setting("VEOMNI_PRECISION", "", precision_of)
     speech: bool = _setting("VEOMNI_SPEECH", True, _boolean, text=lambda chosen: chosen.speech)
     host_values: bool = _setting("VEOMNI_HOST_VALUES", False, _boolean)
     deterministic: str = _setting("VEOMNI_DETERMINISTIC", "", _deterministic)

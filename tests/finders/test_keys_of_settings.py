@@ -35,6 +35,7 @@ MODULES = (
     "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
     "transformers.dynamic_module_utils",
     "accelerate.data_loader",
+    "transformers.modeling_utils",
 )
 EXTRA = """
 from veomni_hook import PatchConfig
