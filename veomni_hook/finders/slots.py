@@ -7,7 +7,6 @@ from veomni_hook.errors import SettingsError
 from veomni_hook.finders.banner import kernels_are_chosen, memory_is_chosen
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.float8 import setting as precision
 from veomni_hook.kernels.selection import process_choice as kernels
 from veomni_hook.memory import parts
 from veomni_hook.parallel import process
@@ -20,8 +19,8 @@ def bind_slots() -> None:
     """Pass the settings in force to all slots, also to those of modules that are imported later.
 
     The sizes of parallel axes go to `veomni_hook.parallel.process`, the parts of the setting `memory` to
-    `veomni_hook.memory.parts`, the setting `precision` to `veomni_hook.kernels.float8.setting`, the setting
-    `deterministic` to `veomni_hook.batch_invariance.mode`.
+    `veomni_hook.memory.parts`, the setting `deterministic` to
+    `veomni_hook.batch_invariance.mode`.
 
     Raises:
         KernelError: the kernel choice names an unknown op or backend.
@@ -35,12 +34,12 @@ def bind_slots() -> None:
         kernels.STATE.created = mode.replace_attention if invariant else None
         process.tell(current_settings().parallel)
         _check_rows(current_settings())
-        precision.tell(current_settings().precision)
+        kernels.STATE.precision = current_settings().precision
         parts.tell(current_settings().memory, shared=bool(current_settings().parallel), say=memory_is_chosen)
     else:
         process.tell("")
         parts.tell("")
-        precision.tell("")
+        kernels.STATE.precision = ""
         mode.switch(on=False)
         kernels.STATE.created = None
     kernels.set_active(active=bool(STATE.handles))

@@ -20,7 +20,6 @@ from transformers import (
 
 from veomni_hook import bind
 from veomni_hook.errors import SettingsError
-from veomni_hook.kernels.float8 import setting
 from veomni_hook.kernels.float8.layers import adapt, places, restore
 from veomni_hook.kernels.float8.linear import Float8Linear
 from veomni_hook.kernels.float8.setting import parsed
@@ -223,11 +222,7 @@ def test_checkpoints_are_those_without_it(tmp_path):
     model = dense()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     adapt(model, parsed("float8")).save_pretrained(tmp_path)
-    setting.tell("float8")
-    try:
-        loaded = Qwen3ForCausalLM.from_pretrained(tmp_path)
-    finally:
-        setting.tell("")
+    loaded = Qwen3ForCausalLM.from_pretrained(tmp_path)
     assert loaded.state_dict().keys() == before.keys()
     assert all(torch.equal(weight, before[name]) for name, weight in loaded.state_dict().items())
     adapt(loaded, parsed("float8"))

@@ -1,13 +1,14 @@
-"""The value of the setting ``precision`` that is in force in this process."""
+"""What a value of the setting ``precision`` says."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.settings import FLOAT8
 
-__all__ = ["Precision", "in_force", "parsed", "tell"]
+__all__ = ["Precision", "in_force", "parsed"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,6 @@ class Precision:
     skip: tuple[str, ...] = ()
 
 
-_in_force = Precision()
-
-
 @cache
 def parsed(text: str) -> Precision:
     """Return what a value says, in the form of `veomni_hook.settings`; empty: as upstream."""
@@ -42,12 +40,6 @@ def parsed(text: str) -> Precision:
     )
 
 
-def tell(text: str) -> None:
-    """Set how models multiply that are made from now on."""
-    global _in_force  # noqa: PLW0603
-    _in_force = parsed(text)
-
-
 def in_force() -> Precision:
-    """Return what is in force."""
-    return _in_force
+    """Return what models multiply in that are made from now on."""
+    return parsed(STATE.precision)
