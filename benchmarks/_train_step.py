@@ -4,7 +4,7 @@ A script names a `Case` and calls `main`. 4 x 4,096 tokens, bfloat16, forward an
 on one CUDA device, all with the same named attention backend. Times are medians; memory is the peak above
 what stands before a step (the gradients count). The floor is the time of the step's matrix products and
 attention alone. With ``+float8`` all linear layers but the head are torchao's, with a scale for each row; the
-floor then has operands that are float8 already.
+floor then has operands that are float8 already. ``+precision`` is our setting ``precision=float8``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks._record import RESULTS
 SIDES = (
     *("eager", "compile", "liger", "ours", "ours+compile", "floor"),
     *("compile+float8", "ours+float8", "ours+compile+float8", "floor+float8"),
+    *("ours+precision", "ours+compile+precision"),
 )
 BATCH, LENGTH = 4, 4096
 WARM, STEPS = 4, 12
@@ -105,7 +106,7 @@ def side(case: Case, options: argparse.Namespace) -> dict[str, object]:
     if options.worker.startswith("ours"):
         from veomni_hook import activate
 
-        activate(kernels=options.kernels)
+        activate(kernels=options.kernels, precision="float8" if "precision" in options.worker else "none")
     import torch
 
     if options.worker == "liger":

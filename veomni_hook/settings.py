@@ -152,6 +152,43 @@ def _memory(value: object) -> str:
     return ",".join(f"{part}={sizes[part]}".rstrip("=") for part in MEMORY if part in sizes)
 
 
+#: The value of the setting `precision` that switches it on, and its options: numbers of layers.
+FLOAT8, ENDS = "float8", ("first", "last")
+
+
+def precision_of(value: object) -> str:
+    """Return the canonical form of a value of `precision`; raises ValueError with the legal ones."""
+    legal = (
+        "float8, or none; without some layers: float8,first=1,last=1 (from each end), "
+        "float8,skip=k_proj+v_proj (by name)"
+    )
+    if isinstance(value, Mapping):
+        pairs = [(str(name), given) for name, given in value.items() if given or given == ""]
+    elif isinstance(value, str):
+        words = [word.strip() for word in value.split(",") if word.strip() not in ("", NONE)]
+        pairs = [
+            (name.strip(), given.strip() if sign else True)
+            for name, sign, given in (word.partition("=") for word in words)
+        ]
+    else:
+        raise ValueError(legal)
+    options: dict[str, Any] = dict(pairs)
+    switch, skip = options.pop(FLOAT8, False), options.pop("skip", ())
+    names = [name.strip() for name in skip.split("+")] if isinstance(skip, str) else skip
+    if not pairs:
+        return ""
+    if (
+        len({name for name, _ in pairs}) != len(pairs)
+        or switch is not True
+        or not isinstance(names, list | tuple)
+        or not all(isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)*", name) for name in names)
+        or any(name not in ENDS or not re.fullmatch("[0-9]+", str(given)) for name, given in options.items())
+    ):
+        raise ValueError(legal)
+    ends = (f"{name}={int(options[name])}" for name in ENDS if int(options.get(name, 0)))
+    return ",".join((FLOAT8, *ends, *([f"skip={'+'.join(names)}"] if names else [])))
+
+
 def _setting(
     variable: str,
     default: object,
@@ -194,6 +231,8 @@ class Settings:
         parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
         memory: how a step of training needs less memory: `checkpoint`, `offload`, `tiles`, comma-separated;
             or what it may take, `40GiB` or `auto`.
+        precision: `float8`: linear layers of decoders multiply in float8; with `first=1`, `last=1`,
+            `skip=k_proj+v_proj`, without these.
         speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
         host_values: keep the integers of a batch on the host when accelerate or Trainer moves it to a device.
         deterministic: `batch_invariant` gives a row of a forward pass the same bits in any batch; empty: off.
@@ -217,6 +256,7 @@ class Settings:
     traceback: str = _setting("VEOMNI_TRACEBACK", "short", _traceback)
     parallel: str = _setting("VEOMNI_PARALLEL", "", _parallel, text=lambda chosen: chosen.axis("sp") > 1)
     memory: str = _setting("VEOMNI_MEMORY", "", _memory, text=lambda chosen: bool(chosen.memory))
+    precision: str = _setting("VEOMNI_PRECISION", "", precision_of)
     speech: bool = _setting("VEOMNI_SPEECH", True, _boolean, text=lambda chosen: chosen.speech)
     host_values: bool = _setting("VEOMNI_HOST_VALUES", False, _boolean)
     deterministic: str = _setting("VEOMNI_DETERMINISTIC", "", _deterministic)

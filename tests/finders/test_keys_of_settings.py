@@ -27,6 +27,7 @@ OTHER = {
     "parallel": "sp=2,ep=2",
     "patches": ("an_extra_patch",),
     "plugins": "none",
+    "precision": "float8",
     "traceback": "full",
 }  # fmt: skip
 #: Modules of which each of these settings changes one.
@@ -34,6 +35,7 @@ MODULES = (
     "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
     "transformers.dynamic_module_utils",
     "accelerate.data_loader",
+    "transformers.modeling_utils",
 )
 EXTRA = """
 from veomni_hook import PatchConfig
@@ -41,7 +43,17 @@ from veomni_hook import PatchConfig
 config = PatchConfig(source_module="accelerate.data_loader")
 config.add_post_import_block("ADDED = 1")
 """
-CHANGES = {"idioms", "kernels", "memory", "parallel", "speech", "remote_code", "host_values", "patches"}
+CHANGES = {
+    "idioms",
+    "kernels",
+    "memory",
+    "parallel",
+    "precision",
+    "speech",
+    "remote_code",
+    "host_values",
+    "patches",
+}
 #: No setting among these changes text: one case for all of them.
 OTHERS = [one.name for one in fields(Settings) if one.name not in {*CHANGES, "enabled"}]
 

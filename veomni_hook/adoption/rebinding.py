@@ -26,9 +26,9 @@ def adopt(model: nn.Module) -> Adoption:
     """Patch a model that was created before the hook could patch its modeling module.
 
     Each module whose code patches change gets a new class: a subclass of its class, with the same name and
-    the changed methods. Nothing else changes: parameters, buffers, hooks, state dict keys and `isinstance`
-    stay the same, and so do other models and the modeling module's own classes. Modules that are already
-    patched or adopted are skipped.
+    the changed methods; so do linear layers with the setting ``precision``. Nothing else changes: parameters,
+    buffers, hooks, state dict keys and `isinstance` stay the same, and so do other models and the modeling
+    module's own classes. Modules that are already patched or adopted are skipped.
 
     Call it before the model is wrapped or sharded (``fully_shard``, ``accelerator.prepare``). If a wrapper
     (DDP, PEFT, ``torch.compile``) contains the model, the inner model is adopted.
@@ -62,6 +62,7 @@ def adopt(model: nn.Module) -> Adoption:
     report = survey.apply(Adoption(name))
     if not (report.adopted or report.before):
         raise survey.nothing(report)
+    report.multiply(model)
     return report
 
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.adoption.classes import former_class
 from veomni_hook.errors import AdoptionError
+from veomni_hook.kernels.float8.layers import adapt, restore
+from veomni_hook.kernels.float8.linear import Float8Linear
+from veomni_hook.kernels.float8.setting import in_force
 from veomni_hook.printable import printable
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class Adoption:
         self.refused: list[Entry] = []
         self.shared: dict[str, tuple[str, ...]] = {}
         self._changed: list[tuple[str, nn.Module, type]] = []
+        self._multiplied: nn.Module | None = None
 
     def undo(self) -> None:
         """Restore the former class of every module; calling it twice is harmless.
@@ -67,6 +71,9 @@ class Adoption:
             AdoptionError: something else has changed the classes of modules since (FSDP2 does); all other
                 modules are restored.
         """
+        if self._multiplied is not None:
+            restore(self._multiplied)
+            self._multiplied = None
         kept: list[tuple[str, nn.Module, type]] = []
         for place, module, subclass in self._changed:
             former = former_class(subclass)
@@ -103,6 +110,12 @@ class Adoption:
         self._changed.append((place, module, subclass))
         self.note(self.adopted, former, place, "", routed)
         return ""
+
+    def multiply(self, model: nn.Module) -> None:
+        """Let the linear layers of ``model`` multiply as the setting ``precision`` says, unless they do."""
+        if in_force().float8 and not any(type(module) is Float8Linear for module in model.modules()):
+            adapt(model)
+            self._multiplied = model
 
     def note(
         self, entries: list[Entry], kind: type, place: str, reason: str, routed: tuple[str, ...] = ()

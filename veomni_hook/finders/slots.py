@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from veomni_hook.batch_invariance import mode
+from veomni_hook.errors import SettingsError
 from veomni_hook.finders.banner import kernels_are_chosen, memory_is_chosen
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection import process_choice as kernels
 from veomni_hook.memory import parts
 from veomni_hook.parallel import process
-from veomni_hook.settings import BATCH_INVARIANT
+from veomni_hook.settings import BATCH_INVARIANT, Settings
 
 __all__ = ["bind_slots"]
 
@@ -23,7 +24,7 @@ def bind_slots() -> None:
 
     Raises:
         KernelError: the kernel choice names an unknown op or backend.
-        SettingsError: the batch-invariant mode needs a newer torch.
+        SettingsError: the batch-invariant mode needs a newer torch, or products that are not in float8.
     """
     if STATE.handles:
         kernels.STATE.asked = kernels_are_chosen
@@ -32,10 +33,22 @@ def bind_slots() -> None:
         mode.switch(on=invariant)
         kernels.STATE.created = mode.replace_attention if invariant else None
         process.tell(current_settings().parallel)
+        _check_rows(current_settings())
+        kernels.STATE.precision = current_settings().precision
         parts.tell(current_settings().memory, shared=bool(current_settings().parallel), say=memory_is_chosen)
     else:
         process.tell("")
         parts.tell("")
+        kernels.STATE.precision = ""
         mode.switch(on=False)
         kernels.STATE.created = None
     kernels.set_active(active=bool(STATE.handles))
+
+
+def _check_rows(settings: Settings) -> None:
+    if settings.precision and settings.deterministic:
+        raise SettingsError(
+            "products in float8 are not batch-invariant",
+            where=f"precision={settings.precision}, deterministic={settings.deterministic}",
+            fix="leave one of the two settings out",
+        )

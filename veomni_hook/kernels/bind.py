@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veomni_hook.errors import KernelError
+from veomni_hook.errors import KernelError, SettingsError
 from veomni_hook.kernels.explain.no_slots import no_slots
 from veomni_hook.kernels.explain.places import places_of
 from veomni_hook.kernels.selection.binding import BINDING, binding_of
@@ -15,6 +15,7 @@ from veomni_hook.kernels.selection.select import excluded
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 from veomni_hook.layout import counted, shortened
+from veomni_hook.settings import precision_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["bind"]
 
 
-def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> None:
+def bind(
+    model: nn.Module, preset: str | None = None, /, *, precision: str | None = None, **ops: str | None
+) -> None:
     """Bind every module of ``model`` to kernels, from its next call on.
 
     A binding overrides `use_kernels` and the settings of the process. Ops that are not named keep their
@@ -31,17 +34,24 @@ def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> N
     Args:
         model: any ``nn.Module``; applies to those of its modules that have kernel slots.
         preset: ``auto``, ``eager`` or a backend, for every op.
+        precision: a value of the setting of this name, for the linear layers of this model: ``float8``, or
+            ``none``. Call it before the model is wrapped or sharded.
         **ops: the same for single ops; None removes the op's binding.
 
     Raises:
         KernelError: an op or a backend does not exist, the model has no kernel slots (the message says why),
             or a backend has no kernel for the variant of a site in the model (the message lists all such
             sites). In these cases nothing is bound.
+        SettingsError: ``precision`` is no value of the setting.
     """
     if not callable(getattr(model, "modules", None)):
         raise KernelError(
             f"a {type(model).__name__} has no kernel slots", where="bind", fix="pass a model (an nn.Module)"
         )
+    if precision is not None:
+        _multiply(model, precision)
+        if preset is None and not ops:
+            return
     named = {op: backend for op, backend in ops.items() if backend is not None}
     choice = choice_of(preset, named, call_text("bind", preset, ops))
     changes: dict[str, str | None] = {op: choice.named(op) for op in registry.names() if choice.named(op)}
@@ -58,6 +68,21 @@ def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> N
             vars(module)[BINDING] = kept
         else:
             vars(module).pop(BINDING, None)
+
+
+def _multiply(model: nn.Module, precision: str) -> None:
+    """Let the linear layers of ``model`` multiply as a value of the setting says."""
+    from veomni_hook.kernels.float8.layers import adapt, restore  # imports torch
+    from veomni_hook.kernels.float8.setting import parsed
+
+    try:
+        asked = parsed(precision_of(precision))
+    except ValueError as error:
+        raise SettingsError(
+            f"precision has the illegal value {precision!r}", where="bind", fix=f"legal values: {error}"
+        ) from None
+    restore(model)
+    adapt(model, asked)
 
 
 def _check_sites(model: nn.Module, choice: Choice) -> None:

@@ -9,7 +9,8 @@ layer. Modules stay: ``down_proj`` is called, with its hooks and wrappers.
 
 All other operations on a `Product` use the plain tensor and return plain tensors.
 
-A width that is no multiple of 8 is padded for the three products of this projection (`widths`).
+A width that is no multiple of 8 is padded for the three products of this projection (`widths`). A layer that
+multiplies in another way calls `projection` with its own `Products`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.held import are_spent, hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
-__all__ = ["Origin", "Product", "Rule", "origin_of", "product_of"]
+__all__ = ["Origin", "Product", "Products", "Rule", "origin_of", "product_of", "projection"]
 
 Tensor = torch.Tensor
 
@@ -52,6 +53,16 @@ class Origin(NamedTuple):
     rule: Rule
 
 
+class Products(NamedTuple):
+    """How a projection multiplies: ``linear(x, weight, bias)``, and ``input_gradient(dy, weight)``."""
+
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    input_gradient: Callable[[Tensor, Tensor], Tensor]
+
+
+_PLAIN = Products(functional.linear, torch.matmul)
+
+
 class Product(Tensor):
     """A product that knows its `Origin` until something writes into it."""
 
@@ -73,18 +84,9 @@ class Product(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is functional.linear and args and isinstance(args[0], Product):
                 arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-                if _suits(**arguments):
-                    gate, up, rule = args[0]._origin
-                    operands = (
-                        gate,
-                        up,
-                        arguments["weight"],
-                        arguments.get("bias"),
-                        _plain(args[0].detach()),
-                        rule,
-                        hold_in_checkpoint(gate, up, arguments["weight"], arguments.get("bias")),
-                    )
-                    return _GatedLinear.apply(*operands)  # type: ignore[no-untyped-call]
+                y = projection(arguments["input"], arguments["weight"], arguments.get("bias"))
+                if y is not None:
+                    return y
             return func(*args, **(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -113,12 +115,21 @@ def origin_of(x: Tensor) -> Origin | None:
     return x._origin
 
 
-def _suits(input: Product, weight: Tensor, bias: Tensor | None = None) -> bool:
+def projection(x: Tensor, weight: Tensor, bias: Tensor | None, products: Products = _PLAIN) -> Tensor | None:
+    """Return ``x W^T + bias`` by an operator that saves what ``x`` is made of; None: it cannot."""
+    origin = origin_of(x)
+    if origin is None or not _suits(x, weight, bias):
+        return None
+    handle = hold_in_checkpoint(origin.gate, origin.up, weight, bias)
+    operands = (origin.gate, origin.up, weight, bias, _plain(x.detach()), origin.rule, products, handle)
+    y: Tensor = _GatedLinear.apply(*operands)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _suits(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the operator may replace ``functional.linear``."""
     return (
-        input._version == input._written
-        and torch.is_grad_enabled()
-        and not_plain(weight, *(() if bias is None else (bias,))) is None
+        not_plain(weight, *(() if bias is None else (bias,))) is None
         and weight.dtype is input.dtype
         and weight.ndim == 2
         and not torch.is_autocast_enabled(input.device.type)
@@ -135,14 +146,15 @@ class _GatedLinear(torch.autograd.Function):
         bias: Tensor | None,
         product: Tensor,
         rule: Rule,
+        products: Products,
         handle: Tensor | None,
     ) -> Tensor:
         if handle is None:
             ctx.save_for_backward(gate, up, weight, bias)
         ctx.node = None if handle is None else handle.grad_fn
-        ctx.rule = rule
+        ctx.rule, ctx.input_gradient = rule, products.input_gradient
         ctx.columns = columns = missing(product, product.shape[-1])
-        return functional.linear(padded(product, columns), padded(weight, columns), bias)
+        return products.linear(padded(product, columns), padded(weight, columns), bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -153,11 +165,11 @@ class _GatedLinear(torch.autograd.Function):
                 lambda gate, up, weight, bias: functional.linear(ctx.rule.formula(gate, up), weight, bias),
                 (gate, up, weight, bias), wanted[:4], (dy,),
             )  # fmt: skip
-            return *slopes, None, None, None
+            return *slopes, None, None, None, None
         dgate = dup = dweight = product = None
         columns = ctx.columns
         if to_gate or to_up:
-            dproduct = cut(torch.matmul(dy, padded(weight, columns)), columns)
+            dproduct = cut(ctx.input_gradient(dy, padded(weight, columns)), columns)
             new = gate.new_empty(0)
             spent = ctx.node is not None and are_spent(new, gate, up)
             dgate, dup, product = ctx.rule.backward(gate, up, dproduct, spent)
@@ -165,4 +177,4 @@ class _GatedLinear(torch.autograd.Function):
             product = ctx.rule.again(gate, up) if product is None else product
             dweight = cut(dy.flatten(0, -2).t() @ padded(product, columns).flatten(0, -2), columns)
         dbias = dy.flatten(0, -2).sum(0) if to_bias else None
-        return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None, None
+        return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None, None, None

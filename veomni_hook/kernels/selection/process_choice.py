@@ -34,6 +34,7 @@ class State:
             arguments: the patched module's name; a torch device type, or None if no kernel is possible on
             any device; whether ``torch.compile`` is tracing the call.
         named: callback that runs whenever kernels are chosen, with the ops for which a backend is named.
+        precision: the setting of this name (`veomni_hook.kernels.float8`).
         created: callback that runs whenever a slot is created: a patched module is being imported, and what
             it imports has been.
     """
@@ -44,6 +45,7 @@ class State:
         self.active = True
         self.wanted: dict[str, str] = {}
         self.answering = True
+        self.precision = ""
         self.asked: Callable[[str, str | None, bool], None] | None = None
         self.named: Callable[[Collection[str]], None] | None = None
         self.created: Callable[[], None] | None = None

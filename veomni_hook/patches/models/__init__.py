@@ -4,7 +4,7 @@
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share, and
 ``shared/<package>_<name>.py`` those of a module of another package, or of the modules in one of its folders,
 with underscores for dots. What only one setting needs of a shared module is in a file with ``_experts``
-(expert parallelism), ``_batches`` (values on the host) or ``_memory`` behind its name.
+(expert parallelism), ``_batches`` (values on the host), ``_memory`` or ``_precision`` behind its name.
 
 A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
 not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
@@ -19,7 +19,7 @@ __all__ = ["all_spec_modules", "families", "spec_modules"]
 
 _PREFIX = "transformers.models."
 _PACKAGES = ("transformers", "accelerate", "trl", "verl")
-_PARTS = ("_experts", "_batches", "_memory")
+_PARTS = ("_experts", "_batches", "_memory", "_precision")
 
 
 def families() -> dict[str, tuple[str, ...]]:
@@ -30,7 +30,7 @@ def families() -> dict[str, tuple[str, ...]]:
 def spec_modules(source_module: str) -> list[str]:
     """Return the names of the spec modules that cover ``source_module``; none is imported.
 
-    Cheap enough for every import of a target: it checks for one file, or four.
+    Cheap enough for every import of a target: it checks for one file, or a few.
     """
     if not source_module.startswith(_PREFIX):
         package, _, name = source_module.partition(".")

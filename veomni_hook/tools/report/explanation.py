@@ -23,6 +23,7 @@ from veomni_hook.tools.report.live import live_page
 from veomni_hook.tools.report.memory import notes_on_memory
 from veomni_hook.tools.report.page import text
 from veomni_hook.tools.report.parallel import notes_on, notes_on_experts
+from veomni_hook.tools.report.precision import notes_on_precision
 from veomni_hook.tools.report.trainers import beside_trainers, notes_on_trainers
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class Explanation:
     """The rows of a model or module; equal rows are printed once, with a count.
 
     ``modules`` are the modeling modules that define its classes, ``notes`` lines on what processes
-    share, on the setting `memory`, on classes that transformers' own registry has replaced, and on batch
-    invariance. ``plan`` is the predicted memory of a step, if it was asked for.
+    share, on the settings `memory` and `precision`, on classes that transformers' own registry has
+    replaced, and on batch invariance. ``plan`` is the predicted memory of a step, if it was asked for.
     """
 
     subject: str
@@ -153,6 +154,7 @@ def explain(
         *notes_on(target),
         *notes_on_experts(target),
         *notes_on_memory(target),
+        *notes_on_precision(target),
         *notes_on_mapped(target),
         *notes_on_trainers(target),
         *notes_on_invariance(target, rows, device),

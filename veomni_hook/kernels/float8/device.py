@@ -1,0 +1,112 @@
+"""Device code that casts matrices to float8 (e4m3); `veomni_hook.kernels.float8.triton` launches it.
+
+q = (x / s).to(float8), where s = 2^k is the smallest power of two with |x| <= 448 s along a row, or along a
+column. The largest |x| is found among the bits of float32, which are ordered as the numbers are, and where
+infinities and NaN come last: no maximum drops them, and their scale is NaN.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["cast_columns", "cast_rows", "largest_of_columns"]
+
+
+@triton.jit
+def magnitude(x):
+    """The bits of |x| in float32, as integers."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def scale_of(largest):
+    """s and 1 / s for the `magnitude` of the largest element, which counts as 2^-100 where it is less."""
+    infinite = 0x7F800000
+    bits = tl.minimum(tl.maximum(largest, 27 << 23), infinite)
+    # 448 = 1.75 * 2^8: a mantissa above 1.75 carries into the exponent.
+    exponent = ((bits + 0x1FFFFF) >> 23) - 8
+    nan = tl.full(largest.shape, float("nan"), tl.float32)
+    scale = tl.where(bits < infinite, (exponent << 23).to(tl.float32, bitcast=True), nan)
+    inverse = tl.where(bits < infinite, ((254 - exponent) << 23).to(tl.float32, bitcast=True), nan)
+    return scale, inverse
+
+
+@triton.jit(do_not_specialize=["rows"])
+def cast_rows(
+    x,  # [rows, COLUMNS], the columns are neighbours: float32, bfloat16 or float16
+    q,  # [rows, COLUMNS], float8: the result
+    scale,  # [rows], float32: the result
+    rows,
+    stride_x,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two
+):
+    """A scale for each row. Grid: rows."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    if COLUMNS <= BLOCK:
+        inside = column < COLUMNS
+        values = tl.load(x + row * stride_x + column, mask=inside, other=0.0)
+        s, inverse = scale_of(tl.max(magnitude(values), axis=0, keep_dims=True))
+        values = values.to(tl.float32) * inverse
+        tl.store(q + row * COLUMNS + column, values.to(q.dtype.element_ty), mask=inside)
+    else:
+        largest = tl.zeros([BLOCK], tl.int32)
+        for first in range(0, COLUMNS, BLOCK):
+            inside = first + column < COLUMNS
+            values = tl.load(x + row * stride_x + first + column, mask=inside, other=0.0)
+            largest = tl.maximum(largest, magnitude(values))
+        s, inverse = scale_of(tl.max(largest, axis=0, keep_dims=True))
+        for first in range(0, COLUMNS, BLOCK):
+            inside = first + column < COLUMNS
+            values = tl.load(x + row * stride_x + first + column, mask=inside, other=0.0)
+            values = values.to(tl.float32) * inverse
+            tl.store(q + row * COLUMNS + first + column, values.to(q.dtype.element_ty), mask=inside)
+    tl.store(scale + row + tl.arange(0, 1), s)
+
+
+@triton.jit
+def largest_of_columns(
+    x,  # [rows, columns], the columns are neighbours
+    largest,  # [columns], int32, zeros before: the result, as `magnitude`
+    rows,
+    columns,
+    stride_x,
+    ROWS: tl.constexpr,  # of a block
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,  # per program, one below the other
+):
+    """Grid: (cdiv(rows, ROWS * BLOCKS), cdiv(columns, COLUMNS))."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(0) * ROWS * BLOCKS + tl.arange(0, ROWS)
+    found = tl.zeros([ROWS, COLUMNS], tl.int32)
+    for block in range(BLOCKS):
+        row = (first + block * ROWS).to(tl.int64)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        values = tl.load(x + row[:, None] * stride_x + column[None, :], mask=inside, other=0.0)
+        found = tl.maximum(found, magnitude(values))
+    tl.atomic_max(largest + column, tl.max(found, axis=0), mask=column < columns)
+
+
+@triton.jit
+def cast_columns(
+    x,  # [rows, columns], the columns are neighbours
+    largest,  # [columns], int32, from `largest_of_columns`
+    q,  # [columns, rows], float8: the result, transposed
+    scale,  # [columns], float32: the result
+    rows,
+    columns,
+    stride_x,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A scale for each column. Grid: (cdiv(rows, ROWS), cdiv(columns, COLUMNS))."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    s, inverse = scale_of(tl.load(largest + column, mask=column < columns, other=0))
+    values = tl.load(x + row[:, None] * stride_x + column[None, :], mask=inside, other=0.0)
+    turned = tl.trans((values.to(tl.float32) * inverse[None, :]).to(q.dtype.element_ty))
+    within = (column < columns)[:, None] & (row < rows)[None, :]
+    tl.store(q + column[:, None].to(tl.int64) * rows + row[None, :], turned, mask=within)
+    if tl.program_id(0) == 0:
+        tl.store(scale + column, s, mask=column < columns)

@@ -1,0 +1,158 @@
+"""A linear layer with float8 products: `Float8Linear`, which takes the class's place in an ``nn.Linear``.
+
+Forward:  y = x W^T + bias, in float8
+Backward: dx = dy W in float8;  dW = dy^T x,  dbias = the sum of dy, in the dtype of x
+Shapes: x ``[..., in]``, W ``[out, in]``, y ``[..., out]`` in the dtype that the plain layer's result has.
+Saved: x if W needs a gradient, W by reference; for a gated product, what it is made of
+(`gated_mlp.recomputed`). Mutates: nothing. A recorded backward differentiates the plain layer.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from veomni_hook.accelerator import is_rocm
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.float8.products import MULTIPLE, input_gradient, linear
+from veomni_hook.kernels.gated_mlp.recomputed import Products, projection
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.function_modes import active, intercepting
+from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+
+__all__ = ["Float8Linear", "float8_linear", "widths_refused"]
+
+Tensor = torch.Tensor
+
+_PRODUCTS = Products(linear, input_gradient)
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_TORCH_LINEAR = functional.linear
+_HOPPER = "use a GPU with float8 (NVIDIA, compute capability 8.9 or higher: Ada, Hopper, Blackwell)"
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor | None) -> Tensor:
+        if handle is None:
+            ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, bias)
+        ctx.node = None if handle is None else handle.grad_fn
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors if ctx.node is None else saved_by(ctx.node)
+        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
+        if is_recorded():
+            if x is None and to_x:  # the gradient of x does not depend on it
+                x = dy.new_zeros(*dy.shape[:-1], weight.shape[1]).requires_grad_()
+            return *gradients(_plain, (x, weight, bias), (to_x, to_weight, to_bias), (dy,)), None
+        dx = input_gradient(dy, weight) if to_x else None
+        rows = dy.flatten(0, -2)
+        dweight = (rows.t() @ x.flatten(0, -2)).to(weight.dtype) if to_weight else None
+        return dx, dweight, rows.sum(0).to(bias.dtype) if to_bias else None, None
+
+
+_linear = applied(_Linear)
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x W^T + bias`` in float8, ``x [..., in]``, with gradients; `refuses` has accepted these."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        x = x.to(torch.get_autocast_dtype(kind))
+    elif (y := projection(x, weight, bias, _PRODUCTS)) is not None:
+        return y
+    if not torch.compiler.is_compiling():
+        x = x.as_subclass(Tensor)  # what a gated kernel returns
+    if not torch.is_grad_enabled() or not any(
+        operand is not None and operand.requires_grad for operand in (x, weight, bias)
+    ):
+        return linear(x, weight, bias)
+    handle = hold_in_checkpoint(x, weight, bias) if weight.requires_grad else None
+    return _linear(x, weight, bias, handle)  # type: ignore[no-any-return]
+
+
+class Float8Linear(nn.Linear):
+    """An ``nn.Linear`` whose products are computed in float8 while the hook is active.
+
+    Attributes:
+        plain_because: why the plain product ran in the last call; empty: it did not.
+    """
+
+    plain_because = ""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input W^T + bias``."""
+        weight, bias = self.weight, self.bias
+        reason = refuses(input, weight, bias) if STATE.active else "the hook is not active"
+        if not torch.compiler.is_compiling() and (reason or "") != self.plain_because:
+            self.plain_because = reason or ""
+        return (
+            float8_linear(input, weight, bias) if reason is None else functional.linear(input, weight, bias)
+        )
+
+
+def widths_refused(weight: Any) -> str | None:
+    """Return why a weight of this shape is not multiplied in float8, or None."""
+    out, width = weight.shape
+    if out % MULTIPLE or width % MULTIPLE:
+        return f"its weight is {out} x {width}, which are no multiples of {MULTIPLE}"
+    return None
+
+
+def refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    """Return why these operands are multiplied as upstream does, or None.
+
+    Raises:
+        KernelError: their device has no float8.
+    """
+    reason = not_plain(x, weight) or (None if bias is None else not_plain(bias)) or untraceable()
+    if reason is None and active():
+        reason = intercepting()
+    if reason is None and functional.linear is not _TORCH_LINEAR:
+        reason = "torch.nn.functional.linear has been replaced"
+    if reason is None and x.is_meta:
+        reason = "the tensors have no numbers (meta)"
+    if reason is not None:
+        return reason
+    kind = x.device.type
+    converted = torch.is_autocast_enabled(kind)
+    if x.dtype not in _DTYPES or weight.dtype not in _DTYPES or not (converted or x.dtype is weight.dtype):
+        return f"the input is {x.dtype}, the weight {weight.dtype}"
+    if x.device != weight.device or x.ndim < 2 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+        return "the input is no rows for this weight"  # or torch says what is wrong
+    if (reason := widths_refused(weight)) is not None:
+        return reason
+    if kind != "cpu":
+        _check_device(kind, x.get_device())
+    return None
+
+
+def _check_device(kind: str, index: int) -> None:
+    """Raise KernelError if a device cannot multiply in float8."""
+    if lacks := _lacks(kind, index):
+        fix = f"{_HOPPER}, or leave the setting out"
+        raise KernelError(f"{lacks} has no float8 products", where="precision=float8", fix=fix)
+
+
+@cache
+def _lacks(kind: str, index: int) -> str:
+    """Return the name of a device that cannot multiply in float8; empty: it can."""
+    if kind != "cuda" or is_rocm():
+        return f"this device ({kind}{', ROCm' if kind == 'cuda' else ''})"
+    major, minor = torch.cuda.get_device_capability(index)
+    return "" if (major, minor) >= (8, 9) else f"{torch.cuda.get_device_name(index)} ({major}.{minor})"
+
+
+# Same as torch.compiler.assume_constant_result, which imports dynamo.
+setattr(_lacks, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
