@@ -59,7 +59,7 @@ def _are_left_out(experts: nn.Module, options: dict[str, Any]) -> bool:
 
 def with_scaled_gradient(tensor: Tensor, factor: float) -> Tensor:
     """Return ``tensor``, whose gradient is multiplied by ``factor``."""
-    return tensor if factor == 1 else _Scaled.apply(tensor, factor)  # type: ignore[no-untyped-call,no-any-return]
+    return tensor if factor == 1 else _Scaled.apply(tensor, factor)  # type: ignore[no-untyped-call]
 
 
 class _Factor(Protocol):
