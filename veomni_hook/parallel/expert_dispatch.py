@@ -27,6 +27,7 @@ from torch.distributed._functional_collectives import (
 
 from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
+from veomni_hook.parallel.expert_units import leave_out, with_scaled_gradient
 from veomni_hook.patches.expert_release import NAME, dispatches
 
 __all__ = ["OncePerRank", "register"]
@@ -101,11 +102,17 @@ class OncePerRank:
         self.config = getattr(experts, "config", None)
         self.ep_mesh = ep_mesh
         self.group = ep_mesh.get_group()
+        #: By what gradients of the experts' weights are divided here; 1: FSDP2 divides them, or nobody does.
+        self.divisor = 1
         self._bounds: Tensor | None = None
         record_checkpoints()
+        leave_out(experts, self)
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums ``[T, H]`` for this rank's tokens. All ranks of the group must call."""
+        # Divided below, for the experts' weights alone.
+        hidden_states = with_scaled_gradient(hidden_states, self.divisor)
+        top_k_weights = with_scaled_gradient(top_k_weights, self.divisor)
         record = current()
         make = partial(self._route, top_k_index, top_k_weights)
         routing: Routing = make() if record is None else record.take(self, make)
@@ -116,7 +123,8 @@ class OncePerRank:
         rows = self._exchange(spread(hidden_states, routing.copies), sent, received)
         weights = _Delivered.apply(top_k_weights, routing, self.group, *routing.copies)  # type: ignore[no-untyped-call]
         summed = self._sums(rows, weights, routing.local).to(hidden_states.dtype)
-        return collect(self._exchange(summed, received, sent), routing.copies)
+        sums = collect(self._exchange(summed, received, sent), routing.copies)
+        return with_scaled_gradient(sums, 1 / self.divisor)
 
     @torch.no_grad()
     def _route(self, top_k_index: Tensor, top_k_weights: Tensor) -> Routing:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from veomni_hook.parallel.expert_dispatch import OncePerRank
 from veomni_hook.parallel.expert_saving import save_pretrained
+from veomni_hook.parallel.expert_units import fully_shard
 from veomni_hook.parallel.groups import device
 
 __all__ = ["begin", "converted", "finish", "in_turn"]

@@ -65,8 +65,10 @@ def saved(folder: Path, family: str) -> Path:
     return path
 
 
-def sharded(path: Path, family: str, ep: int, implementation: str, kernels: str = OURS) -> Any:
-    """Return a checkpoint's model on all ranks, its experts on ``ep`` of them."""
+def sharded(
+    path: Path, family: str, ep: int, implementation: str, kernels: str = OURS, **options: Any
+) -> Any:
+    """Return a checkpoint's model on all ranks, its experts on ``ep`` of them; options are transformers'."""
     set_choice(kernels)
     kind = getattr(transformers, f"{family}ForCausalLM")
     if expert_release.dispatches():
@@ -76,7 +78,7 @@ def sharded(path: Path, family: str, ep: int, implementation: str, kernels: str 
 
         register()
         config = DistributedConfig(
-            fsdp_size=dist.get_world_size(), ep_size=ep, ep_implementation=implementation
+            fsdp_size=dist.get_world_size(), ep_size=ep, ep_implementation=implementation, **options
         )
         return kind.from_pretrained(path, distributed_config=config).train()
     with told(f"ep={ep}"):

@@ -18,6 +18,40 @@ def test_five_steps_are_those_of_one_process(crew, family, size):
         assert answer["parameters"] < 1e-4
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("size", "ep"), [(2, 2), *(pytest.param(4, ep, marks=pytest.mark.slow) for ep in (2, 4))]
+)
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
+def test_accumulated_gradients_are_those_of_one_process(crew, family, size, ep, checkpointing):
+    """FSDP2 has the weights of experts only where several ranks have the same ones."""
+    case = {"family": family, "ep": ep, "checkpointing": checkpointing}
+    for answer in crew(size).run("training_cases:accumulate", **case):
+        assert answer["gradients"] < CLOSE
+        assert answer["norms"] < CLOSE
+        assert answer["parameters"] < 1e-4
+        assert answer["in units"] == ([] if size == ep else [f"{family}Experts"])
+        assert answer["meshes"] == [["ep"] if size == ep else ["efsdp", "ep"]]
+
+
+@pytest.mark.parametrize(
+    ("size", "case", "close"),
+    [
+        (2, {"mixed": True}, 0.05),
+        (2, {"implementation": "all_to_all"}, CLOSE),
+        pytest.param(3, {"experts": 6}, CLOSE, marks=pytest.mark.slow),
+    ],
+    ids=["another dtype", "transformers' dispatch", "no power of two"],
+)
+def test_fsdp_keeps_experts_that_it_has_work_for(crew, size, case, close, request):
+    if "experts" not in case:
+        request.getfixturevalue("divided_by_transformers")
+    for answer in crew(size).run("training_cases:units", ep=size, **case):
+        assert answer["in units"] == ["Qwen3MoeExperts"]
+        assert answer["gradients"] < close
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("power", ["2", pytest.param("1", marks=pytest.mark.slow), "inf"])
 def test_the_norm_over_meshes(four, power):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tests.parallel.experts import models
+from veomni_hook.kernels.shared.sharded import _modules_of_units
 from veomni_hook.parallel import clip_grad_norm_, load_optimizer, save_optimizer
 
 
@@ -32,6 +33,63 @@ def train(folder: Path, family: str, ep: int) -> dict[str, Any]:
         "parameters": max(far.values()),
         "clipped": max(norms) > models.CLIP,
     }
+
+
+def _in_units() -> list[str]:
+    """The classes of experts whose weights units of FSDP2 hold."""
+    held = {type(module).__name__.removeprefix("FSDP") for module in _modules_of_units()}
+    assert any(name.endswith("Norm") for name in held)
+    return sorted(name for name in held if name.endswith("Experts"))
+
+
+def accumulate(folder: Path, family: str, ep: int, checkpointing: bool) -> dict[str, Any]:
+    """Three steps over two batches a rank, of which the second alone synchronises, against one process."""
+    path, rank, world = models.saved(folder, family), dist.get_rank(), dist.get_world_size()
+    alone, model = models.whole(path, family), models.sharded(path, family, ep, "veomni")
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    numbers = [rank, rank + world]
+    adams = [torch.optim.AdamW(each.parameters(), lr=1e-2, eps=1e-4) for each in (alone, model)]
+    norms, far = [], []
+    for _ in range(3):
+        for adam in adams:
+            adam.zero_grad()
+        with models.told(""):
+            (sum(alone(**models.batch(number)).loss for number in range(2 * world)) / (2 * world)).backward()
+        for number in numbers:
+            model.set_requires_gradient_sync(number == numbers[-1])
+            (model(**models.batch(number)).loss / 2).backward()
+        far.append(max(models.apart(models.gradients(model), models.gradients(alone)).values()))
+        one = torch.nn.utils.clip_grad_norm_(alone.parameters(), models.CLIP)
+        norms.append(abs(float(clip_grad_norm_(model.parameters(), models.CLIP) / one) - 1))
+        for adam in adams:
+            adam.step()
+    weights = [each for name, each in model.named_parameters() if ".experts." in name]
+    return {
+        "gradients": max(far),
+        "norms": max(norms),
+        "parameters": max(models.apart(models.parameters(model), models.parameters(alone)).values()),
+        "in units": _in_units(),
+        "meshes": sorted({each.device_mesh.mesh_dim_names for each in weights}),
+    }
+
+
+def units(
+    folder: Path, ep: int, experts: int = 8, implementation: str = "veomni", mixed: bool = False
+) -> Any:
+    """The experts in units of FSDP2, and how far a step's gradients are from those of one process."""
+    path, world = folder / f"{experts} experts", dist.get_world_size()
+    if dist.get_rank() == 0:
+        models.small("Qwen3Moe", num_experts=experts).save_pretrained(path)
+    dist.barrier()
+    _, expected = models.alone(path, "Qwen3Moe", world)
+    if implementation != "veomni":
+        models.sharded(path, "Qwen3Moe", ep, "veomni")  # leaves transformers' own dispatch alone
+    options = {"fsdp_mixed_precision": True} if mixed else {}
+    model = models.sharded(path, "Qwen3Moe", ep, implementation, **options)
+    model(**models.batch(dist.get_rank())).loss.backward()
+    far = models.apart(models.gradients(model), expected)
+    return {"in units": _in_units(), "gradients": max(far.values())}
 
 
 def clip(folder: Path, ep: int, kind: str) -> dict[str, Any]:
