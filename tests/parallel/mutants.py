@@ -46,6 +46,11 @@ def recompute(perturbed: str, folder: Path) -> float:
     return far if found["splits"][:2] == found["splits"][2:4] else 1.0
 
 
+def steps(family: str, folder: Path) -> float:
+    """How far gradients are from one process where every rank has experts of its own."""
+    return cases.steps(folder, family, ep=2)[""]["gradient"]
+
+
 def norm(kind: str, folder: Path) -> float:
     """How far the norm over two meshes is from that of whole gradients."""
     return training_cases.clip(folder, ep=2, kind=kind)["far"]
@@ -57,7 +62,7 @@ def tower(batch: str, _: Path) -> float:
 
 
 CHECKS: dict[str, Callable[[str, Path], float]] = {
-    "model": model, "tower": tower, "layer": layer, "recompute": recompute, "norm": norm,
+    "model": model, "tower": tower, "layer": layer, "recompute": recompute, "steps": steps, "norm": norm,
 }  # fmt: skip
 
 

@@ -26,21 +26,26 @@ class Copies(NamedTuple):
     sources: Tensor
     places: Tensor
 
+    def first(self, count: int) -> Copies:
+        """Return these copies with ``count`` sources: how many there are, which only the host knows."""
+        return self._replace(sources=self.sources[:count])
 
-def copies_of(wanted: Tensor, count: int, *, by_place: bool) -> Copies:
+
+def copies_of(wanted: Tensor, *, by_place: bool) -> Copies:
     """Return the copies that ``wanted`` ``[rows, places]`` (booleans) asks for; reads nothing to the host.
+
+    So there are sources for as many copies as there could be: `Copies.first` takes those that there are.
 
     Args:
         wanted: whether a row has a copy at a place.
-        count: how many there are.
         by_place: copies are sorted by place, then by row; otherwise by row, then by place.
     """
     asked = (wanted.t() if by_place else wanted).reshape(-1)
-    number = torch.where(asked, asked.cumsum(0) - 1, count)
+    number = torch.where(asked, asked.cumsum(0) - 1, asked.sum())
     at = torch.arange(asked.shape[0], device=asked.device, dtype=torch.int32)
     row = at % wanted.shape[0] if by_place else torch.div(at, wanted.shape[1], rounding_mode="floor")
-    # The last element takes what is not copied.
-    sources = row.new_zeros(count + 1).scatter_(0, number, row)[:count]
+    # The element behind the copies takes what is not copied.
+    sources = row.new_zeros(row.shape[0] + 1).scatter_(0, number, row)
     places = number.to(torch.int32)
     places = places.view(wanted.shape[1], -1).t() if by_place else places.view(wanted.shape)
     return Copies(sources, places.contiguous())

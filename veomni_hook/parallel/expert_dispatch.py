@@ -27,7 +27,7 @@ from torch.distributed._functional_collectives import (
 
 from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
-from veomni_hook.parallel.expert_units import leave_out, with_scaled_gradient
+from veomni_hook.parallel.expert_units import announce, with_scaled_gradient
 from veomni_hook.patches.expert_release import NAME, dispatches
 
 __all__ = ["OncePerRank", "register"]
@@ -106,7 +106,7 @@ class OncePerRank:
         self.divisor = 1
         self._bounds: Tensor | None = None
         record_checkpoints()
-        leave_out(experts, self)
+        announce(experts, self)
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums ``[T, H]`` for this rank's tokens. All ranks of the group must call."""
@@ -139,10 +139,12 @@ class OncePerRank:
         wanted = pairs > 0
         counts = torch.stack([wanted.sum(0), pairs.sum(0)], dim=1)
         expected = torch.empty_like(counts)
-        dist.all_to_all_single(expected, counts, group=self.group)
+        exchange: Any = dist.all_to_all_single(expected, counts, group=self.group, async_op=True)
+        copies = copies_of(wanted, by_place=True)  # while counts travel, and before the host waits for them
+        exchange.wait()
         outgoing, incoming = _on_host(torch.stack([counts, expected]))
         sent, received = [rows for rows, _ in outgoing], [rows for rows, _ in incoming]
-        copies = copies_of(wanted, sum(sent), by_place=True)
+        copies = copies.first(sum(sent))
         weights, asked = self._post(top_k_weights, ids, copies, sent, received)
         local = self._local(asked, sum(of_rank for _, of_rank in incoming))
         return Routing(ids, weights, copies, sent, received, local)
@@ -170,7 +172,7 @@ class OncePerRank:
         skips_marks = getattr(self.config, "_experts_implementation", None) in _SKIP_MARKS
         if skips_marks and ids.numel() <= _SPARSE * count:
             return Local(torch.where(here, ids, local).long())
-        pairs = copies_of(here, count, by_place=False)
+        pairs = copies_of(here, by_place=False).first(count)
         flat = pairs.places.reshape(-1).long()
         places = flat.new_zeros(count + 1).scatter_(0, flat, torch.arange(flat.shape[0], device=flat.device))
         places = places[:count]

@@ -20,14 +20,14 @@ from torch.distributed.tensor import DTensor
 
 from veomni_hook.patches.expert_release import dispatches
 
-__all__ = ["fully_shard", "leave_out", "with_scaled_gradient"]
+__all__ = ["announce", "fully_shard", "with_scaled_gradient"]
 
 _ATTRIBUTE = "_veomni_dispatch"
 #: All that transformers asks of FSDP2 for experts, if a config asks for nothing more.
 _PLAIN = {"reshard_after_forward"}
 
 
-def leave_out(experts: Any, dispatch: Any) -> None:
+def announce(experts: Any, dispatch: Any) -> None:
     """Let `fully_shard` know the dispatch of experts; its ``divisor`` then says who divides gradients.
 
     Changes ``transformers.distributed.fsdp.fully_shard`` where transformers divides experts itself.

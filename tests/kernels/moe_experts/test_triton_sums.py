@@ -21,7 +21,7 @@ def test_sums_of_copies(rows, places, columns, by_place, dtype):
     wanted = torch.rand(rows, places, device=DEVICE) < 0.6
     wanted[0] = False
     count = int(wanted.sum())
-    copies = copies_of(wanted, count, by_place=by_place)
+    copies = copies_of(wanted, by_place=by_place).first(count)
     assert copies.sources.shape == (count,)
     assert torch.equal((copies.places < count).to(wanted.dtype), wanted)
     values = torch.randn(count, columns, device=DEVICE).to(dtype)
