@@ -67,7 +67,7 @@ def check_heads(
     counts = (heads[0], heads[1], heads[1])
     xs = [whole(2, n, length, w, dtype=d) for n, w, d in zip(counts, widths, dtypes, strict=True)]
     mine = slice(rank * 3, rank * 3 + 3)
-    got = to_heads(*(x[:, :, mine] for x in xs), GROUP)
+    got = to_heads([x[:, :, mine] for x in xs], GROUP)
     share = [x[:, rank * n // size : (rank + 1) * n // size] for x, n in zip(xs, counts, strict=True)]
     FACTS[f"to heads {name}"] = max(
         difference(g.detach(), s.detach()) for g, s in zip(got, share, strict=True)
@@ -98,7 +98,7 @@ def check_traced() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         part = own_part(x, 1, GROUP)
         q = part[:, None].expand(-1, GROUP.size, -1, -1)
-        output = to_positions(to_heads(q * 1, q * 2, q * 3, GROUP)[0].sin().transpose(1, 2), GROUP)
+        output = to_positions(to_heads((q * 1, q * 2, q * 3), GROUP)[0].sin().transpose(1, 2), GROUP)
         return gathered(output, 1, x.shape[1], GROUP)
 
     x = whole(2, 3 * GROUP.size, 4)

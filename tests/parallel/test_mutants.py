@@ -34,7 +34,7 @@ MUTANTS = {
         "kernels.linear_cross_entropy.shares:part_of", "return rows[start:end], target[start:end]", "start = max(start - 1, 0)\n    return rows[start:end], target[start:end]", "model", UNREAD,
     ),
     "attention sees copies at the end": (
-        "parallel.attention:_attend", "(head[:, :, :full] for head in to_heads(query, key, value, group))", "to_heads(query, key, value, group)", "model", "llama/eager/plain/15",
+        "parallel.attention:_attend", "(head[:, :, :full] for head in to_heads((query, key, value), group))", "to_heads((query, key, value), group)", "model", "llama/eager/plain/15",
     ),
     "a checkpoint forgets that its pass was split": (
         "parallel.sharding:in_force", "sharding.in_layers or _in_backward()", "sharding.in_layers", "model", CHECKPOINT,

@@ -23,7 +23,7 @@ from torch import nn
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.parallel import process
-from veomni_hook.parallel.collectives import each_to_heads, part_length, to_heads, to_positions
+from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known
 from veomni_hook.parallel.groups import SequenceGroup, choices, divided, neighbours
 from veomni_hook.parallel.partial_attention import is_fused
@@ -84,7 +84,7 @@ def _attend(
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
         key, value = (operand.repeat_interleave(repeats, 1) for operand in (key, value))
-    query, key, value = (head[:, :, :full] for head in to_heads(query, key, value, group))
+    query, key, value = (head[:, :, :full] for head in to_heads((query, key, value), group))
     mask = _of_heads(attention_mask, 1, heads, group) if _per_head(attention_mask, heads) else attention_mask
     operands = {
         name: _of_heads(operand, 0, heads, group)
@@ -132,7 +132,7 @@ def _around(
     if part_length(full, group) != part or told not in (None, full):
         _refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
     around, ring = divided(group, near)
-    query, key, value = each_to_heads(operands, around)
+    query, key, value = to_heads(operands, around)
     if mask is not None and mask.shape[1] > 1:
         mask = _of_heads(mask, 1, heads, around)
     sinks = None if call.sinks is None else _of_heads(call.sinks, 0, heads, around)

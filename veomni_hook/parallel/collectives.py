@@ -25,7 +25,6 @@ from veomni_hook.parallel.groups import SequenceGroup
 
 __all__ = [
     "all_averaged",
-    "each_to_heads",
     "gathered",
     "gathered_rows",
     "own_part",
@@ -84,19 +83,12 @@ def all_averaged(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     return averaged
 
 
-def to_heads(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: SequenceGroup
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def to_heads(tensors: Sequence[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
     """Exchange positions for heads: ``[batch, heads, part, width]`` to ``[batch, heads / size, all, width]``.
 
-    The numbers of heads may differ, the group's size divides each.
+    The numbers of heads, widths and dtypes may differ, the group's size divides each number. The exchanges of
+    the tensors overlap.
     """
-    query, key, value = each_to_heads((query, key, value), group)
-    return query, key, value
-
-
-def each_to_heads(tensors: Sequence[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
-    """Exchange positions for heads of any number of tensors, in exchanges that overlap; see `to_heads`."""
     exchanged = _to_heads(group, *(tensor.transpose(1, 2) for tensor in tensors))
     return [heads.permute(1, 2, 0, 3) for heads in exchanged]
 

@@ -22,7 +22,7 @@ from veomni_hook.kernels.shared.samples import boundaries, ends_of, of_rows
 from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
 from veomni_hook.kernels.shared.whole_sequences import SEQUENCES
 from veomni_hook.parallel import process
-from veomni_hook.parallel.collectives import each_to_heads, gathered, part_length, to_positions
+from veomni_hook.parallel.collectives import gathered, part_length, to_heads, to_positions
 from veomni_hook.parallel.groups import SequenceGroup, choices
 from veomni_hook.parallel.sharding import Sharding, in_force
 
@@ -154,9 +154,7 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
     decays, channels = g.dim(), g.shape[3:] or (1,)
     numbers = (g.reshape(-1).view(*g.shape[:3], *channels), beta.reshape(-1).view(*beta.shape, 1))
     parts = [number.transpose(1, 2) for number in (query, key, value, *numbers)]
-    *wide, g, beta = (
-        each_to_head[:, :, :full].transpose(1, 2) for each_to_head in each_to_heads(parts, group)
-    )
+    *wide, g, beta = (exchanged[:, :, :full].transpose(1, 2) for exchanged in to_heads(parts, group))
     g = g if decays == 4 else g.squeeze(3)
     output, state = call(*wide, g, beta.squeeze(3), *others, **rest)
     sharding.note_call()
