@@ -1,7 +1,4 @@
-"""Expert parallelism in unchanged scripts: the ``distributed_config`` that a script did not give.
-
-Applies only where the setting ``parallel`` has ``ep`` above 1.
-"""
+"""Expert parallelism in unchanged scripts: the ``distributed_config`` that a script did not give."""
 
 from __future__ import annotations
 

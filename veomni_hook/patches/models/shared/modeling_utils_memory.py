@@ -1,7 +1,4 @@
-"""Checkpointed layers in unchanged scripts.
-
-Applies only with the setting ``memory``.
-"""
+"""Checkpointed layers in unchanged scripts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Linear layers with float8 products in unchanged scripts.
-
-Applies only with the setting ``precision``.
-"""
+"""Linear layers with float8 products in unchanged scripts."""
 
 from __future__ import annotations
 
