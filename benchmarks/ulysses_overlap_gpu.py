@@ -3,10 +3,10 @@
     torchrun --nproc_per_node 2 -m benchmarks.ulysses_overlap_gpu
 
 A decoder layer of Qwen3-8B's shapes (attention and MLP, bfloat16, torch's flash attention), forward and
-backward, whose sequence the processes share, in three forms: one exchange for q, k and v, as this package
-does; an exchange for each, started as soon as its projection is done, and in the backward in the same way
-(VeOmni's async Ulysses); and without any exchange, which is the floor of both. Prints a row for each
-length, in milliseconds, and writes them with `--out FILE`.
+backward, whose sequence the processes share, in three forms: one exchange for q, k and v; an exchange for
+each, started as soon as its projection is done, and in the backward in the same way (VeOmni's async
+Ulysses); and without any exchange, which is the floor of both. Prints a row for each length, in milliseconds,
+and writes them with `--out FILE`.
 """
 
 from __future__ import annotations
