@@ -462,7 +462,7 @@ def batches(job: Job) -> Iterator[dict[str, Any]]:
             began = time.perf_counter()
             call = agreement.entered(model, (), tensors)
             started.append(time.perf_counter() - began)
-            agreement.check_same_batch("", tensors["input_ids"], group, first=False)
+            agreement.check_same_batch(model, tensors["input_ids"], group, first=False)
             waited.append(time.perf_counter() - began - started[-1])
             agreement.left(call)
         times = {"started_us": started, "waited_us": waited}

@@ -43,7 +43,6 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 class _Call:
     """The call of a model that is in no other one."""
 
-    model: nn.Module | None
     name: str
     tensors: dict[str, torch.Tensor]
     comparison: _Comparison | None = None
@@ -89,7 +88,7 @@ class _Comparison:
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("veomni_call", default=None)
-#: Models that were split: the comparison starts as soon as they are called.
+#: Those that were split: the comparison starts as soon as they are called.
 _SPLIT: WeakSet[nn.Module] = WeakSet()
 _numbers = count(1)
 #: The digests of the last call, if some of them are late, and the group.
@@ -97,15 +96,24 @@ _late: tuple[object, _Digests] | None = None
 
 
 def entered(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Token[_Call | None] | None:
-    """Note a call of ``model`` whose sequences may be shared, unless it is in another one; `left` ends it."""
-    if is_dynamo_compiling() or process.sizes().sp == 1 or not torch.is_grad_enabled() or _CALL.get():
+    """Note a call of ``model`` whose sequences may be shared, unless it is in another one; `left` ends it.
+
+    Models that were split start to compare: inside of another one, which has its hooks behind it then, so that
+    what FSDP2 sends comes first.
+    """
+    if is_dynamo_compiling() or process.sizes().sp == 1 or not torch.is_grad_enabled():
+        return None
+    call, group = _CALL.get(), made_group() if model in _SPLIT else None
+    if call is not None:
+        if group is not None and call.comparison is None:
+            call.comparison = _started(call, group)
         return None
     arguments = dict(kwargs)
     if args:
         arguments |= inspect.signature(model.forward).bind_partial(*args).arguments
     tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-    call = _Call(model, type(model).__name__, tensors)
-    if model in _SPLIT and (group := made_group()) is not None:
+    call = _Call(type(model).__name__, tensors)
+    if group is not None:
         call.comparison = _started(call, group)
     return _CALL.set(call)
 
@@ -116,8 +124,12 @@ def left(token: Token[_Call | None] | None) -> None:
         _CALL.reset(token)
 
 
-def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGroup, *, first: bool) -> None:
+def check_same_batch(
+    model: nn.Module, hidden_states: torch.Tensor, group: SequenceGroup, *, first: bool
+) -> None:
     """Compare the batch of the call that runs, once, before its processes exchange anything.
+
+    ``model`` is split.
 
     Where all was computed, hidden states are compared at a few places, if the batch is the ``first``: the
     host waits for them. Zeros are not compared: dropout puts them at other places in each process.
@@ -125,13 +137,12 @@ def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGro
     Raises:
         ParallelError: batches differ: of this call, or of the one before if they are on a device.
     """
-    call = _CALL.get() or _Call(None, model, {"hidden states": hidden_states})
+    call = _CALL.get() or _Call(type(model).__name__, {"hidden states": hidden_states})
     comparison = call.comparison = call.comparison or _started(call, group)
     if comparison.over:
         return
     comparison.over = True
-    if call.model is not None:
-        _SPLIT.add(call.model)
+    _SPLIT.add(model)
     comparison.arrived.wait()
     if any(bool((numbers != comparison.numbers[0]).any()) for numbers in comparison.numbers):
         _differ(comparison)

@@ -64,7 +64,7 @@ def shard(
     check_captured(type(module).__name__)
     group, length = sharding.group, hidden_states.shape[1]
     if not is_dynamo_compiling():
-        check_same_batch(type(module).__name__, hidden_states, group, first=not sharding.lengths)
+        check_same_batch(module, hidden_states, group, first=not sharding.lengths)
     if cache is not None:
         _check_cache(type(module).__name__, cache, group)
     sharding.enter(length, cache)

@@ -86,7 +86,7 @@ def shard(
     ends = _ends(rows, boundaries)
     if len(ends) < 3:
         return whole  # one segment
-    check_same_batch(type(module).__name__, hidden_states, group, first=False)
+    check_same_batch(module, hidden_states, group, first=False)
     cuts = _cuts(ends, group.size)
     counts = tuple(end - start for start, end in pairwise(cuts))
     start, end = cuts[group.rank], cuts[group.rank + 1]

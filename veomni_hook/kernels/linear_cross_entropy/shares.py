@@ -28,7 +28,7 @@ class Group(Protocol):
         """How many processes there are."""
 
     def all_averaged(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the average over the processes; the gradient is averaged as well."""
+        """Return the average over the processes; the gradient is averaged too, but for that of a loss."""
 
 
 class Shared:
