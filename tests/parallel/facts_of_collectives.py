@@ -14,16 +14,7 @@ from torch import distributed
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import data_shard, groups, process
-from veomni_hook.parallel.collectives import (
-    all_averaged,
-    gathered,
-    own_part,
-    positions_of,
-    shares_of_heads,
-    start_to_positions,
-    to_heads,
-    to_positions,
-)
+from veomni_hook.parallel.collectives import all_averaged, gathered, own_part, to_heads, to_positions
 
 FACTS: dict[str, object] = {}
 GROUP: Any = None
@@ -91,31 +82,6 @@ def check_heads(
     FACTS[f"gradient {name}"] = max(difference(summed(x.grad), y.grad) for x, y in zip(xs, ys, strict=True))
 
 
-def check_shares() -> None:
-    """Shares of the heads, and the derivative of a gradient through them."""
-    size, rank, length = GROUP.size, GROUP.rank, 3 * GROUP.size
-    x = whole(2, 4 * size, length, 4)
-    mine = slice(rank * 3, rank * 3 + 3)
-
-    def cubes(x: torch.Tensor) -> torch.Tensor:
-        shares = shares_of_heads([x[:, :, mine]], GROUP, 2)
-        return positions_of([start_to_positions(heads.transpose(1, 2) ** 3, GROUP) for (heads,) in shares])
-
-    def second(x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        (grad,) = torch.autograd.grad((output.sin()).sum(), x, create_graph=True)
-        return (grad[:, :, mine] ** 2).sum()
-
-    of_first_share = next(shares_of_heads([x[:, :, mine]], GROUP, 2))[0].detach()
-    FACTS["first share"] = difference(of_first_share, x.detach()[:, 2 * rank : 2 * rank + 2])
-    output = cubes(x)
-    y = x.detach().clone().requires_grad_()
-    expected = (y**3).transpose(1, 2)[:, mine]
-    FACTS["shares"] = difference(output.detach(), expected.detach())
-    (got,) = torch.autograd.grad(second(x, output), x)
-    (wanted,) = torch.autograd.grad(second(y, (y**3).transpose(1, 2)[:, mine]), y)
-    FACTS["shares twice"] = difference(got, wanted)
-
-
 def check_average() -> None:
     x = whole(4)
     part = (x * (GROUP.rank + 1)).sum()
@@ -166,7 +132,6 @@ def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
     check_heads((6, 6, 4), (n, n), (double, double, double))
     check_heads((4, 4, 4), (2 * n, n), (double, single, double))
-    check_shares()
     check_average()
     if distributed.get_world_size() == 2:
         check_traced()

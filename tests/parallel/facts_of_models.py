@@ -43,14 +43,14 @@ def compare(case: str, sizes: str) -> dict[str, Any]:
             checkpoint = {"use_reentrant": value == "reentrant"}
         elif name in ("output_hidden_states", "num_items_in_batch"):
             given[name] = json.loads(value)
-        elif name not in ("unread", "shares"):
+        elif name != "unread":
             changes[name] = json.loads(value)
     model = small.model(family, implementation, **changes)
     if checkpoint is not None:
         model.gradient_checkpointing_enable(checkpoint)
     batch = {**small.batch(kind, int(length)), **given}
     one = run(model, batch, "", options)
-    with rings() as sizes_of_rings, heads_in_shares(wanted="shares" in options):
+    with rings() as sizes_of_rings:
         split = run(model, batch, sizes, options)
     worst, name = small.worst(split, one)
     calls = sum(module.__dict__.get("_veomni_sequence") is not None for module in model.modules())
@@ -77,17 +77,6 @@ def rings() -> Iterator[set[int]]:
         yield sizes
     finally:
         attention.ring_attention = upstream
-
-
-@contextmanager
-def heads_in_shares(*, wanted: bool) -> Iterator[None]:
-    """Exchange small tensors in shares of the heads, too, if ``wanted``."""
-    least = attention._OVERLAPPED
-    attention._OVERLAPPED = 0 if wanted else least
-    try:
-        yield
-    finally:
-        attention._OVERLAPPED = least
 
 
 def facts(cases: Sequence[str], sizes: str, kernels: str) -> dict[str, Any]:

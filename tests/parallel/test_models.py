@@ -36,9 +36,6 @@ OTHERS = [
     "llama/sdpa/packed/15/unread",
     "llama/sdpa/padded/15/unread/num_items_in_batch=31",
     "qwen3_moe/sdpa/padded/9/unread/output_router_logits=true",
-    "llama/sdpa/packed/15/num_key_value_heads=4/shares",
-    "llama/eager/padded/13/num_key_value_heads=4/shares/checkpoint=",
-    "gpt_oss/eager/packed/15/num_key_value_heads=4/shares",
 ]
 if not version("transformers").startswith("5.2."):  # there its loop collects what layers return
     OTHERS += ["gpt2/sdpa/plain/15/unread", "gpt2/eager/padded/13/checkpoint=reentrant"]

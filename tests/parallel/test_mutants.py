@@ -24,7 +24,7 @@ DISPATCH = "parallel.expert_dispatch"
 #: The place, its text and another one, the check, and what the check is of.
 MUTANTS = {
     "positions of the neighbour": ("parallel.collectives:own_part", "start = group.rank * part", "start = (1 - group.rank) * part", "model", PADDED),
-    "no gradient comes back from heads": ("parallel.collectives:_ReachHeads.backward", "(ctx.trip, *grads)", "(ctx.trip, *(0 * grad for grad in grads))", "model", PADDED),
+    "no gradient comes back from heads": ("parallel.collectives:_ToHeads.backward", "(ctx.group, *grads)", "(ctx.group, *(0 * grad for grad in grads))", "model", PADDED),
     "the gradient of a gather is halved": (*GATHER, "model", PADDED),
     "an average's gradient is that of a sum": ("parallel.collectives:_Average.backward", "return grad if", "return 2 * grad if", "model", UNREAD),
     "a part's loss is divided by its own labels": (
@@ -34,10 +34,7 @@ MUTANTS = {
         "kernels.linear_cross_entropy.shares:part_of", "return rows[start:end], target[start:end]", "start = max(start - 1, 0)\n    return rows[start:end], target[start:end]", "model", UNREAD,
     ),
     "attention sees copies at the end": (
-        "parallel.attention:_attend", "*(head[:, :, :full] for head in exchanged)", "*exchanged", "model", "llama/eager/plain/15",
-    ),
-    "shares have heads of each other": (
-        "parallel.attention:_attend", "place=share * group.size", "place=0 * group.size", "model", "gpt_oss/eager/packed/15/num_key_value_heads=4/shares",
+        "parallel.attention:_attend", "(head[:, :, :full] for head in to_heads((query, key, value), group))", "to_heads((query, key, value), group)", "model", "llama/eager/plain/15",
     ),
     "a checkpoint forgets that its pass was split": (
         "parallel.sharding:in_force", "sharding.in_layers or _in_backward()", "sharding.in_layers", "model", CHECKPOINT,

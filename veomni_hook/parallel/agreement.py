@@ -98,8 +98,8 @@ _late: tuple[object, _Digests] | None = None
 def entered(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Token[_Call | None] | None:
     """Note a call of ``model`` whose sequences may be shared, unless it is in another one; `left` ends it.
 
-    Models that were split start to compare: inside of another one, which has its hooks behind it then, so that
-    what FSDP2 sends comes first.
+    A model that was split starts to compare: inside of another one, whose hooks are over, so that what FSDP2
+    sends comes first.
     """
     if is_dynamo_compiling() or process.sizes().sp == 1 or not torch.is_grad_enabled():
         return None

@@ -19,19 +19,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.parallel import process
-from veomni_hook.parallel.collectives import (
-    part_length,
-    positions_of,
-    shares_of_heads,
-    start_to_positions,
-    to_heads,
-    to_positions,
-)
+from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known
 from veomni_hook.parallel.groups import SequenceGroup, choices, divided, neighbours
 from veomni_hook.parallel.partial_attention import is_fused
@@ -50,8 +42,6 @@ _REFUSED = ("position_bias", "head_mask", "indices", "block_indices", "cache")
 #: Operands and attributes with one number a head.
 _PER_HEAD_OPERANDS, _PER_HEAD_ATTRIBUTES = ("s_aux", "sinks"), ("sinks",)
 _GROUPS = "num_key_value_groups"
-#: Queries of so many numbers travel longer than the host takes to launch attention twice.
-_OVERLAPPED = 1 << 22
 
 
 def over_sequence(implementation: Implementation) -> Implementation:
@@ -94,45 +84,28 @@ def _attend(
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
         key, value = (operand.repeat_interleave(repeats, 1) for operand in (key, value))
-    count = _shares(query, key, group)
+    query, key, value = (head[:, :, :full] for head in to_heads((query, key, value), group))
+    mask = _of_heads(attention_mask, 1, heads, group) if _per_head(attention_mask, heads) else attention_mask
+    operands = {
+        name: _of_heads(operand, 0, heads, group)
+        if name in _PER_HEAD_OPERANDS and operand is not None
+        else operand
+        for name, operand in operands.items()
+    }
     dropout = operands.get("dropout", 0.0) if module.training else 0.0
-    outputs = []
-    for share, exchanged in enumerate(shares_of_heads((query, key, value), group, count)):
-        own = partial(
-            _of_heads, heads=heads, place=share * group.size + group.rank, places=count * group.size
-        )
-        of_share = {
-            name: own(operand, 0) if name in _PER_HEAD_OPERANDS and operand is not None else operand
-            for name, operand in operands.items()
-        }
-        with (
-            _for_heads(module, heads, repeats, own),
-            own_random_numbers(query, group.rank + 1 if dropout else 0),
-        ):
-            output, _ = implementation(
-                module,
-                *(head[:, :, :full] for head in exchanged),
-                own(attention_mask, 1) if _per_head(attention_mask, heads) else attention_mask,
-                *others,
-                **of_share,
-            )
-        if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size // count):
-            _refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
-        if missing := part * group.size - full:
-            output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
-        outputs.append(start_to_positions(output, group))
+    with (
+        _for_heads(module, heads, repeats, group),
+        own_random_numbers(query, group.rank + 1 if dropout else 0),
+    ):
+        output, _ = implementation(module, query, key, value, mask, *others, **operands)
     sharding.note_call()
+    if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
+        _refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
+    missing = part * group.size - full
+    if missing:
+        output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
     # Nobody has the weights of all heads.
-    return positions_of(outputs), None
-
-
-def _shares(query: torch.Tensor, key: torch.Tensor, group: SequenceGroup) -> int:
-    """Return in how many shares heads are exchanged: one travels while attention of another runs.
-
-    ``query`` and ``key`` are ``[batch, heads, part, width]``.
-    """
-    divisible = key.shape[1] % (2 * group.size) == 0 == query.shape[1] % (2 * group.size)
-    return 2 if divisible and query.numel() >= _OVERLAPPED and not is_dynamo_compiling() else 1
+    return to_positions(output, group), None
 
 
 def _pays(operands: list[torch.Tensor], mask: torch.Tensor | None, call: Known) -> bool:
@@ -161,8 +134,8 @@ def _around(
     around, ring = divided(group, near)
     query, key, value = to_heads(operands, around)
     if mask is not None and mask.shape[1] > 1:
-        mask = _of_heads(mask, 1, heads, around.rank, around.size)
-    sinks = None if call.sinks is None else _of_heads(call.sinks, 0, heads, around.rank, around.size)
+        mask = _of_heads(mask, 1, heads, around)
+    sinks = None if call.sinks is None else _of_heads(call.sinks, 0, heads, around)
     output = ring_attention(query, key, value, mask, sinks, call.formula, ring, full=full, causal=call.causal)
     return to_positions(output.transpose(1, 2), around)
 
@@ -217,17 +190,15 @@ def _per_head(mask: object, heads: int) -> bool:
     return heads > 1 and isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[1] == heads
 
 
-def _of_heads(x: torch.Tensor, dim: int, heads: int, place: int, places: int) -> torch.Tensor:
-    """Return the part of ``heads`` along ``dim`` at this place of so many."""
-    part = heads // places
-    return x.narrow(dim, place * part, part)
+def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> torch.Tensor:
+    """Return this process's share of ``heads`` along ``dim``."""
+    share = heads // group.size
+    return x.narrow(dim, group.rank * share, share)
 
 
 @contextmanager
-def _for_heads(
-    module: nn.Module, heads: int, repeats: int, own: Callable[[torch.Tensor, int], torch.Tensor]
-) -> Iterator[None]:
-    """Let ``module`` say what is true of its ``own`` heads while its implementation runs."""
+def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> Iterator[None]:
+    """Let ``module`` say what is true of this process's heads while its implementation runs."""
     attributes = module.__dict__
     changed: dict[str, object] = {}
     if repeats > 1 and _GROUPS in attributes:
@@ -236,7 +207,7 @@ def _for_heads(
         attribute = getattr(module, name, None)
         if isinstance(attribute, torch.Tensor) and attribute.shape[:1] == (heads,):
             # A parameter is not in the instance's dictionary, which is asked first.
-            changed[name] = own(attribute, 0)
+            changed[name] = _of_heads(attribute, 0, heads, group)
     if not changed:
         yield
         return

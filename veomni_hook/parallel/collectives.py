@@ -13,7 +13,7 @@ compiler, all-to-alls, of which a layer has several, are plain ones: they take t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -29,9 +29,6 @@ __all__ = [
     "gathered_rows",
     "own_part",
     "part_length",
-    "positions_of",
-    "shares_of_heads",
-    "start_to_positions",
     "to_heads",
     "to_positions",
 ]
@@ -95,22 +92,8 @@ def to_heads(tensors: Sequence[torch.Tensor], group: SequenceGroup) -> list[torc
     The numbers of heads, widths and dtypes may differ, the group's size divides each number. The exchanges of
     the tensors overlap.
     """
-    return next(shares_of_heads(tensors, group, 1))
-
-
-def shares_of_heads(
-    tensors: Sequence[torch.Tensor], group: SequenceGroup, count: int
-) -> Iterator[list[torch.Tensor]]:
-    """Yield what `to_heads` returns for each of ``count`` shares of the heads, in order.
-
-    All shares are on their way before the first is waited for, and so are their gradients. The group divides
-    each share among its processes.
-    """
-    trips = tuple(_Trip(group) for _ in range(count))
-    arriving = _leave_positions(trips, *(tensor.transpose(1, 2) for tensor in tensors))
-    for share, trip in enumerate(trips):
-        heads = _reach_heads(trip, *arriving[share * len(tensors) : (share + 1) * len(tensors)])
-        yield [x.transpose(1, 2) for x in heads]
+    exchanged = _to_heads(group, *(tensor.transpose(1, 2) for tensor in tensors))
+    return [heads.transpose(1, 2) for heads in exchanged]
 
 
 def to_positions(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
@@ -118,176 +101,93 @@ def to_positions(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
 
     ``x`` is ``[batch, all, heads / size, width]``, the result ``[batch, part, heads, width]``.
     """
-    return positions_of([start_to_positions(x, group)])
-
-
-def start_to_positions(x: torch.Tensor, group: SequenceGroup) -> tuple[_Trip, torch.Tensor]:
-    """Start `to_positions`, for a share of the heads; `positions_of` takes the results of all shares."""
-    trip = _Trip(group)
-    (arriving,) = _leave_heads(trip, x)
-    return trip, arriving
-
-
-def positions_of(shares: Sequence[tuple[_Trip, torch.Tensor]]) -> torch.Tensor:
-    """Wait for what `start_to_positions` has started, and return ``[batch, part, heads, width]``."""
-    trips, arriving = zip(*shares, strict=True)
-    (positions,) = _reach_positions(trips, *arriving)
+    (positions,) = _to_positions(group, x)
     return positions  # type: ignore[no-any-return]
 
 
-class _Trip:
-    """Tensors on their way between the processes of a group: forward, and later their gradients backward."""
+def _heads_of(group: SequenceGroup, *positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Exchange ``[batch, part, heads, width]`` for ``[batch, all, heads / size, width]``.
 
-    def __init__(self, group: SequenceGroup) -> None:
-        self.group = group
-        self.works: list[distributed.Work] = []
-
-    def start(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Send the blocks of each ``[size, ...]``; return where those of the others arrive.
-
-        Nobody reads these before `wait`, which compiled code does here.
-        """
-        group = self.group
-        if torch.compiler.is_compiling():
-            sizes = [1] * group.size
-            arriving = [_OPS.all_to_all_single(blocks, sizes, sizes, group.name) for blocks in tensors]
-            return [_OPS.wait_tensor(blocks) for blocks in arriving]
-        # The operators that a compiler knows take the host several times as long.
-        received = [torch.empty_like(blocks) for blocks in tensors]
-        process_group = distributed_c10d._resolve_process_group(group.name)  # type: ignore[arg-type, attr-defined]
-        self.works = [
-            distributed.all_to_all_single(out, blocks, group=process_group, async_op=True)
-            for out, blocks in zip(received, tensors, strict=True)
-        ]
-        if torch.is_anomaly_check_nan_enabled():
-            self.wait()  # it reads what every function returns
-        return received
-
-    def wait(self) -> None:
-        """Let this process's next kernels see what has arrived."""
-        while self.works:
-            self.works.pop().wait()
+    In this order in memory: implementations of attention copy to it what they have in another.
+    """
+    blocks = []
+    for x in positions:
+        batch, part, heads, width = x.shape
+        by_rank = x.reshape(batch, part, group.size, heads // group.size, width)
+        blocks.append(_contiguous(by_rank.permute(2, 1, 0, 3, 4)))
+    arrived = (x.flatten(0, 1).transpose(0, 1) for x in _exchanged(blocks, group))
+    return tuple(_contiguous(x) for x in arrived)
 
 
-def _positions_leave(trips: Sequence[_Trip], *positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Start with ``[batch, part, heads, width]``; return ``[size, part, batch, heads, width]`` by trip."""
-    arriving: list[torch.Tensor] = []
-    size = trips[0].group.size
-    for share, trip in enumerate(trips):
-        blocks = []
-        for x in positions:
-            batch, part, heads, width = x.shape
-            by_rank = x.reshape(batch, part, len(trips), size, heads // len(trips) // size, width)
-            blocks.append(_contiguous(by_rank[:, :, share].permute(2, 1, 0, 3, 4)))
-        arriving += trip.start(blocks)
-    return tuple(arriving)
-
-
-def _positions_arrive(trips: Sequence[_Trip], *arriving: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Wait for ``[size, part, batch, heads, width]`` by trip; return ``[batch, part, heads, width]``."""
-    count = len(arriving) // len(trips)
-    shapes = [x.permute(2, 1, 0, 3, 4).shape for x in arriving[:count]]
-    results = [
-        x.new_empty(*shape[:2], len(trips), *shape[2:]) for x, shape in zip(arriving, shapes, strict=False)
-    ]
-    for share, trip in enumerate(trips):
-        trip.wait()
-        for result, x in zip(results, arriving[share * count :], strict=False):
-            _copy(result[:, :, share], x.permute(2, 1, 0, 3, 4))
-    return tuple(result.flatten(2, 4) for result in results)
-
-
-def _heads_leave(trip: _Trip, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Start with ``[batch, all, heads, width]``; return ``[size, part, batch, heads, width]``."""
+def _positions_of(group: SequenceGroup, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Exchange ``[batch, all, heads / size, width]`` for ``[batch, part, heads, width]``."""
     by_position = [_contiguous(x.transpose(0, 1)) for x in heads]
-    return tuple(trip.start([x.reshape(trip.group.size, -1, *x.shape[1:]) for x in by_position]))
+    blocks = [x.reshape(group.size, -1, *x.shape[1:]) for x in by_position]
+    return tuple(
+        _contiguous(arrived.permute(2, 1, 0, 3, 4)).flatten(2, 3) for arrived in _exchanged(blocks, group)
+    )
 
 
-def _heads_arrive(trip: _Trip, *arriving: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Wait for ``[size, part, batch, heads, width]``; return ``[batch, all, heads, width]``."""
-    trip.wait()
-    # Contiguous, because implementations of attention copy to this order what they have in another.
-    return tuple(_contiguous(x.flatten(0, 1).transpose(0, 1)) for x in arriving)
+def _exchanged(tensors: list[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
+    """Exchange the blocks of each ``[size, ...]``; all are on their way before the first is waited for."""
+    if torch.compiler.is_compiling():
+        sizes = [1] * group.size
+        arriving = [_OPS.all_to_all_single(blocks, sizes, sizes, group.name) for blocks in tensors]
+        return [_OPS.wait_tensor(blocks) for blocks in arriving]
+    # The operators that a compiler knows take the host several times as long.
+    received = [torch.empty_like(blocks) for blocks in tensors]
+    process_group = distributed_c10d._resolve_process_group(group.name)  # type: ignore[arg-type, attr-defined]
+    works = [
+        distributed.all_to_all_single(out, blocks, group=process_group, async_op=True)
+        for out, blocks in zip(received, tensors, strict=True)
+    ]
+    for work in works:
+        work.wait()
+    return received
 
 
 def _contiguous(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` contiguous; not differentiable."""
-    return x if x.is_contiguous() else _copy(x.new_empty(x.shape), x)
-
-
-def _copy(target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Copy ``x`` into ``target``, and return it.
+    """Return ``x`` contiguous; not differentiable.
 
     torch copies a permuted tensor element by element: elements of 8 bytes take a fraction of the time.
     """
-    if torch.compiler.is_compiling() or not (_has_words(target) and _has_words(x)):
-        return target.copy_(x)
-    target.view(torch.int64).copy_(x.view(torch.int64))
-    return target
-
-
-def _has_words(x: torch.Tensor) -> bool:
-    """Return whether ``x`` can be seen as words of 8 bytes."""
     step = 8 // x.itemsize
-    return x.stride(-1) == 1 and not any(
-        number % step for number in (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
-    )
+    if torch.compiler.is_compiling() or x.is_contiguous() or x.stride(-1) != 1:
+        return x.contiguous()
+    if any(number % step for number in (x.shape[-1], x.storage_offset(), *x.stride()[:-1])):
+        return x.contiguous()
+    return x.view(torch.int64).contiguous().view(x.dtype)
 
 
 class _Context(Protocol):
     group: SequenceGroup
 
 
-class _Trips(Protocol):
-    trips: Sequence[_Trip]
-
-
-class _OneTrip(Protocol):
-    trip: _Trip
-
-
-class _LeavePositions(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Trips, trips: Sequence[_Trip], *positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.trips = trips
-        return _positions_leave(trips, *positions)
+class _ToHeads(torch.autograd.Function):
+    """``[batch, part, heads, width]`` to ``[batch, all, heads / size, width]``."""
 
     @staticmethod
-    def backward(ctx: _Trips, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *(_reach_positions if is_recorded() else _positions_arrive)(ctx.trips, *grads)
-
-
-class _ReachPositions(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Trips, trips: Sequence[_Trip], *arriving: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.trips = trips
-        return _positions_arrive(trips, *arriving)
+    def forward(ctx: _Context, group: SequenceGroup, *positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        return _heads_of(group, *positions)
 
     @staticmethod
-    def backward(ctx: _Trips, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *(_leave_positions if is_recorded() else _positions_leave)(ctx.trips, *grads)
+    def backward(ctx: _Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # dynamo does not trace a function of several tensors within a backward pass.
+        return None, *(_to_positions if is_recorded() else _positions_of)(ctx.group, *grads)
 
 
-class _LeaveHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _OneTrip, trip: _Trip, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.trip = trip
-        return _heads_leave(trip, *heads)
+class _ToPositions(torch.autograd.Function):
+    """``[batch, all, heads / size, width]`` to ``[batch, part, heads, width]``."""
 
     @staticmethod
-    def backward(ctx: _OneTrip, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *(_reach_heads if is_recorded() else _heads_arrive)(ctx.trip, *grads)
-
-
-class _ReachHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _OneTrip, trip: _Trip, *arriving: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.trip = trip
-        return _heads_arrive(trip, *arriving)
+    def forward(ctx: _Context, group: SequenceGroup, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        return _positions_of(group, *heads)
 
     @staticmethod
-    def backward(ctx: _OneTrip, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *(_leave_heads if is_recorded() else _heads_leave)(ctx.trip, *grads)
+    def backward(ctx: _Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *(_to_heads if is_recorded() else _heads_of)(ctx.group, *grads)
 
 
 class _Gather(torch.autograd.Function):
@@ -341,7 +241,6 @@ class _Contiguous(torch.autograd.Function):
         return grad
 
 
-_leave_positions, _reach_positions = applied(_LeavePositions, 1), applied(_ReachPositions, 1)
-_leave_heads, _reach_heads = applied(_LeaveHeads, 1), applied(_ReachHeads, 1)
+_to_heads, _to_positions = applied(_ToHeads, 1), applied(_ToPositions, 1)
 _gather, _laid_out = applied(_Gather), applied(_Contiguous)
 _average, _sum_of_parts = applied(_Average), applied(_SumOfParts)
