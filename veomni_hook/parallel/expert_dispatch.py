@@ -25,6 +25,8 @@ from torch.distributed._functional_collectives import (
     wait_tensor,
 )
 
+from veomni_hook.kernels.moe_experts.torch_routing import assigned
+from veomni_hook.kernels.shared.host_values import note_derived
 from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
 from veomni_hook.parallel.expert_units import announce, with_scaled_gradient
@@ -171,7 +173,9 @@ class OncePerRank:
         here = (ids >= 0) & (ids < local)
         skips_marks = getattr(self.config, "_experts_implementation", None) in _SKIP_MARKS
         if skips_marks and ids.numel() <= _SPARSE * count:
-            return Local(torch.where(here, ids, local).long())
+            ids = torch.where(here, ids, local).long()
+            note_derived(ids, count, assigned, local)
+            return Local(ids)
         pairs = copies_of(here, by_place=False).first(count)
         flat = pairs.places.reshape(-1).long()
         places = flat.new_zeros(count + 1).scatter_(0, flat, torch.arange(flat.shape[0], device=flat.device))

@@ -50,7 +50,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def routing() -> Any:
     numbers = zeros(numbers_of(TOKENS * TOP_K, EXPERTS), dtype=torch.int32)
-    return routing_of(numbers, zeros(TOKENS, TOP_K, dtype=torch.int64), EXPERTS, 128)
+    return routing_of(numbers, zeros(TOKENS, TOP_K, dtype=torch.int64), EXPERTS, 128, TOKENS * TOP_K)
 
 
 def weight_gradient(a: int, b: int, dtype: torch.dtype, *, swapped: bool) -> None:

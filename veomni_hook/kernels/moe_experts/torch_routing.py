@@ -9,7 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Chunk", "Pairs", "sorted_pairs"]
+__all__ = ["Chunk", "Pairs", "assigned", "sorted_pairs"]
+
+
+def assigned(ids: Tensor, num_experts: int) -> int:
+    """Return how many of ``ids`` are experts."""
+    return int(((ids >= 0) & (ids < num_experts)).sum())
 
 
 class Chunk(NamedTuple):

@@ -183,7 +183,7 @@ def _backward(
         del h
         assert products is not None  # noqa: S101 - it was told to keep them
     else:
-        routing = routing_of(numbers, index, up.shape[0], block)
+        routing = routing_of(numbers, index, up.shape[0], block, products.shape[0])
         up_low, down_low = kept_lows(of_up, of_down, kept[2:])
     ordered = _ordered(operands, form)
     grad_rows = triton_products.ordered(grad, routing) if ordered else grad

@@ -99,7 +99,7 @@ def kept_lows(
 def _low_rows(x: Tensor, matrix: Tensor, scale: float, routing: Routing, *, ordered: bool) -> Tensor:
     """Return ``scale`` times the rows of x times their expert's ``matrix`` [E, RANK, in]: [rows, RANK]."""
     rank, inner = matrix.shape[1:]
-    low = torch.empty(routing.num_pairs, rank, dtype=x.dtype, device=x.device)
+    low = torch.empty(routing.num_rows, rank, dtype=x.dtype, device=x.device)
     if low.numel() == 0 or routing.num_experts == 0:
         return low
     narrow = x.element_size() == 4
@@ -116,7 +116,7 @@ def weighted_rows(low: Low | None, routing: Routing, weights: Tensor) -> Low | N
     """Return ``low`` with each row times its pair's routing weight."""
     if low is None:
         return None
-    share = weights.reshape(-1, 1).index_select(0, routing.pairs[: routing.num_pairs])
+    share = weights.reshape(-1, 1).index_select(0, routing.pairs[: routing.num_rows])
     return low._replace(rows=(low.rows * share).to(low.rows.dtype))
 
 

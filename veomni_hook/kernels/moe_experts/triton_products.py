@@ -139,7 +139,7 @@ def _even(tile: Tile, inner: int, columns: int, described: object) -> bool:
 
 def ordered(x: Tensor, routing: Routing) -> Tensor:
     """Return a copy of ``x`` [tokens, columns] in experts' order: [rows, columns]."""
-    return x.index_select(0, routing.tokens[: routing.num_pairs])
+    return x.index_select(0, routing.tokens[: routing.num_rows])
 
 
 def gate_up(
@@ -164,8 +164,8 @@ def gate_up(
     width = weight.shape[2 if expert.transposed else 1]
     columns = width // 2 if paired else width
     tile = tile or triton_tiles.product_tile("gate_up" if paired else "down", routing.block, x)
-    h = torch.empty(routing.num_pairs, columns, dtype=x.dtype, device=x.device)
-    products = torch.empty(routing.num_pairs, width, dtype=x.dtype, device=x.device) if keep else None
+    h = torch.empty(routing.num_rows, columns, dtype=x.dtype, device=x.device)
+    products = torch.empty(routing.num_rows, width, dtype=x.dtype, device=x.device) if keep else None
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
     w_descriptor = _described_weight(weight, expert.transposed, paired, tile)
@@ -230,7 +230,7 @@ def _rows_product(
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
     tile = tile or triton_tiles.product_tile(piece, routing.block, x)
-    y = torch.empty(routing.num_pairs, columns, dtype=x.dtype, device=x.device)
+    y = torch.empty(routing.num_rows, columns, dtype=x.dtype, device=x.device)
     if y.numel() == 0 or routing.num_experts == 0:
         return y
     w_descriptor = _described_weight(weight, transposed, 0, tile)
@@ -330,7 +330,7 @@ def gate_up_backward(
     if by_gluon:
         tile = gluon_products.BACKWARD_TILE
     tile = tile or triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
-    h = torch.empty(routing.num_pairs, columns, dtype=dout.dtype, device=dout.device)
+    h = torch.empty(routing.num_rows, columns, dtype=dout.dtype, device=dout.device)
     parts = cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.num_pairs, dtype=torch.float32, device=dout.device)
     if h.numel() == 0 or routing.num_experts == 0:
@@ -397,7 +397,7 @@ def weight_gradient(
     out = torch.empty(routing.num_experts, p, q, dtype=dtype or left.dtype, device=left.device)
     if out.numel() == 0:
         return out
-    if routing.num_pairs == 0:
+    if routing.num_rows == 0:
         return out.zero_()
     if (
         tile is None
@@ -437,7 +437,7 @@ def bias_gradient(
     """
     columns = x.shape[1]
     out = torch.empty(routing.num_experts, columns, dtype=dtype or x.dtype, device=x.device)
-    if routing.num_pairs == 0:
+    if routing.num_rows == 0:
         return out.zero_()
     if out.numel():
         routing_device.column_sums[(routing.num_experts, cdiv(columns, _SUM_COLUMNS))](

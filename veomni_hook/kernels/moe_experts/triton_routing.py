@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.moe_experts import routing_device
+from veomni_hook.kernels.moe_experts.torch_routing import assigned
+from veomni_hook.kernels.shared.host_values import known_derived
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = ["Routing", "numbers_of", "route", "routing_of"]
@@ -37,6 +39,7 @@ class Routing(NamedTuple):
     Attributes:
         num_tokens: tokens in the call.
         top_k: places per token.
+        num_rows: how many rows are allocated: all pairs, or those with an expert if their number is known.
         num_experts: experts that have weights.
         block: rows per tile.
         max_tiles: an upper bound of the number of tiles.
@@ -51,6 +54,7 @@ class Routing(NamedTuple):
 
     num_tokens: int
     top_k: int
+    num_rows: int
     num_experts: int
     block: int
     max_tiles: int
@@ -74,22 +78,25 @@ def numbers_of(pairs: Any, num_experts: Any) -> Any:
     return 3 * pairs + 3 * (pairs // _LEAST_BLOCK + num_experts + 1) + num_experts + 24
 
 
-def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int) -> Routing:
+def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int, num_rows: int) -> Routing:
     """Return what `route` returned for the same operands, from its ``numbers``."""
     num_tokens, top_k = ids.shape
     num_pairs = num_tokens * top_k
-    max_tiles = -(-num_pairs // block) + min(num_experts, num_pairs) if num_experts else 0
+    max_tiles = -(-num_rows // block) + min(num_experts, num_rows) if num_experts else 0
     # One buffer: an allocation costs the host more than a view. Parts are aligned to 16 bytes.
     sizes = (num_pairs, num_pairs, num_pairs, num_experts + 1, 3 * max_tiles + 1)
     aligned = [-(-size // 4) * 4 for size in sizes]
     parts = torch.split(numbers, [*aligned, numbers.shape[0] - sum(aligned)])[:-1]
-    return Routing(num_tokens, top_k, num_experts, block, max_tiles, ids.contiguous(), numbers, *parts)
+    return Routing(
+        num_tokens, top_k, num_rows, num_experts, block, max_tiles, ids.contiguous(), numbers, *parts
+    )
 
 
 def route(ids: Tensor, num_experts: int, block: int) -> Routing:
     """Sort the pairs of ``ids`` [tokens, top_k] (integers) into tiles of ``block`` rows of one expert.
 
-    An id without an expert, such as the sentinel ``num_experts``, adds nothing.
+    An id without an expert, such as the sentinel ``num_experts``, adds nothing. If it is known how many are
+    `assigned`, rows are allocated for these alone.
 
     Raises:
         ValueError: more pairs than 32 bits can number.
@@ -100,7 +107,8 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
             f"{num_pairs} pairs of tokens and experts exceed 32-bit row numbers; split the batch"
         )
     numbers = torch.empty(numbers_of(num_pairs, num_experts), dtype=torch.int32, device=ids.device)
-    routing = routing_of(numbers, ids, num_experts, block)
+    known = known_derived(ids, assigned, num_experts)
+    routing = routing_of(numbers, ids, num_experts, block, num_pairs if known is None else known)
     max_tiles = routing.max_tiles
     if max_tiles == 0:
         numbers.zero_()

@@ -22,5 +22,7 @@ def sum_places(rows: Tensor, places: Tensor) -> Tensor:
     # The kernel reads the end of the rows from a table, so that nothing depends on the host.
     end = torch.full((2,), rows.shape[0], dtype=torch.int32, device=rows.device)
     rows_of = places.reshape(-1)
-    routing = Routing(tokens, width, 1, 0, 0, places, rows_of, rows_of, rows_of, rows_of, end, end)
+    routing = Routing(
+        tokens, width, rows.shape[0], 1, 0, 0, places, rows_of, rows_of, rows_of, rows_of, end, end
+    )
     return triton_products.combine(rows.contiguous(), routing)

@@ -16,7 +16,16 @@ from weakref import ref
 
 import torch
 
-__all__ = ["derived", "host_copies", "host_copy", "known_copy", "note_copy", "note_origin"]
+__all__ = [
+    "derived",
+    "host_copies",
+    "host_copy",
+    "known_copy",
+    "known_derived",
+    "note_copy",
+    "note_derived",
+    "note_origin",
+]
 
 _Value = TypeVar("_Value")
 
@@ -115,6 +124,23 @@ def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: objec
     if key not in values:
         values[key] = make(host_copy(tensor), *arguments)
     value: _Value = values[key]
+    return value
+
+
+def note_derived(
+    tensor: torch.Tensor, value: object, make: Callable[..., object], *arguments: object
+) -> None:
+    """Note that ``make(host_copy(tensor), *arguments)`` is ``value``, which somebody else has counted."""
+    if not tensor.is_inference():
+        _known(tensor).derived[make, *arguments] = value
+
+
+def known_derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: object) -> _Value | None:
+    """Return what `derived` returns, if it is known; else None, and nobody waits."""
+    known = _KNOWN.get(id(tensor))
+    if known is None or known.tensor() is not tensor or known.version != _version(tensor):
+        return None
+    value: _Value | None = known.derived.get((make, *arguments))
     return value
 
 
