@@ -10,6 +10,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.parallel import small
+from veomni_hook.kernels.float8.layers import adapt
+from veomni_hook.kernels.float8.setting import Precision
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 
@@ -67,6 +69,46 @@ def facts(arrangement: str) -> dict[str, Any]:
     ours, found, fused = trained(arrangement, "torch")
     return {
         "fused": fused,
+        "losses": max(abs(a - b) for a, b in zip(ours, losses, strict=True)),
+        "parameters": small.worst(found, expected)[0],
+    }
+
+
+def in_float8(arrangement: str) -> dict[str, Any]:
+    """Return how far training with layers in float8 is from copies of the model in all processes.
+
+    Of these, gradients are averaged by hand. Arrangements: ``fsdp``, ``ddp``; with ``checkpoints``.
+    """
+    set_choice("torch")
+    sides = []
+    for divided in (False, True):
+        model = adapt(small.model("llama", intermediate_size=48), Precision(float8=True))
+        if "checkpoints" in arrangement:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        forward = model
+        if divided and "ddp" in arrangement:
+            forward = torch.nn.parallel.DistributedDataParallel(model)
+        elif divided:
+            for layer in model.model.layers:
+                fully_shard(layer)
+            fully_shard(model)
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+        losses = []
+        for step in range(3):
+            adam.zero_grad()
+            output = forward(**small.batch("padded", 12 + 2 * step + distributed.get_rank()), use_cache=False)
+            output.loss.backward()
+            for parameter in () if divided else model.parameters():
+                distributed.all_reduce(parameter.grad)
+                parameter.grad /= distributed.get_world_size()
+            adam.step()
+            losses.append(output.loss.item())
+        ran = [module.plain_because for module in model.modules() if hasattr(module, "plain_because")]
+        whole = {name: getattr(w, "full_tensor", lambda w=w: w)() for name, w in model.named_parameters()}
+        sides.append((losses, {name: weight.detach() for name, weight in whole.items()}, ran))
+    (losses, expected, _), (ours, found, ran) = sides
+    return {
+        "ran": ran,
         "losses": max(abs(a - b) for a, b in zip(ours, losses, strict=True)),
         "parameters": small.worst(found, expected)[0],
     }
