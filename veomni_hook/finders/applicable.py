@@ -8,7 +8,7 @@ from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import REMOTE_LOADING, TRAINING, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
-from veomni_hook.patches.expert_release import dispatches, divides_experts
+from veomni_hook.patches.expert_release import divides_experts
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.plugins import PATCHES, in_force
 from veomni_hook.settings import Settings
@@ -53,7 +53,7 @@ _WANTED: dict[str, Callable[[Settings], bool]] = {
     # In other releases the module that loads models is patched nevertheless, to say which divide experts.
     "modeling_utils_experts": lambda settings: settings.axis("ep") > 1,
     "accelerate_accelerator_experts": _divides_experts,
-    "core_model_loading_experts": lambda settings: _divides_experts(settings) and not dispatches(),
+    "core_model_loading_experts": _divides_experts,
     "trainer_experts": _divides_experts,
 }
 

@@ -47,6 +47,17 @@ def from_pretrained(folder: Path, family: str) -> dict[str, Any]:
     }
 
 
+def turned(folder: Path) -> list[list[int]]:
+    """Shapes of 2 of a parameter's 4 matrices, which the file has as the parameter does, or turned."""
+    from transformers.core_model_loading import Transpose
+
+    owner = torch.nn.Module()
+    owner.weight = torch.nn.Parameter(torch.empty(4, 3, 5))
+    convert, where = Transpose(1, 2, check_dims=True).convert, {"model": owner, "full_layer_name": "weight"}
+    parts = torch.empty(2, 3, 5), torch.empty(2, 5, 3)
+    return [[*convert({"w": [part]}, ["w"], ["w"], **where)["w"].shape] for part in parts]
+
+
 def explicit(folder: Path) -> dict[str, Any]:
     """A script that gives its own config, one that gives sizes only, and one that wants the model whole."""
     from transformers.distributed import DistributedConfig

@@ -30,6 +30,11 @@ def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, told_both
 
 
 @pytest.mark.usefixtures("divided_by_transformers")
+def test_parts_of_stacked_weights_are_turned_as_whole_ones_are(told):
+    assert told.run("setting_cases:turned") == [[[2, 3, 5], [2, 3, 5]]] * 2
+
+
+@pytest.mark.usefixtures("divided_by_transformers")
 def test_a_scripts_own_config_wins(told):
     for answer in told.run("setting_cases:explicit"):
         own = {"own": [2, 2, "auto"], "named": [2, 2, "veomni"]}
