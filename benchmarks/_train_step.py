@@ -27,7 +27,7 @@ SIDES = (
     *("ours+precision", "ours+compile+precision"),
 )
 BATCH, LENGTH = 4, 4096
-WARM, STEPS = 4, 12
+WARM, STEPS, LAYERS = 4, 12, 4
 
 
 class Case(NamedTuple):
@@ -36,12 +36,12 @@ class Case(NamedTuple):
     Attributes:
         name: of the script.
         description: of its ``--help``.
-        model: builds it, on the default device and in the default dtype; called where upstream or a side has
-            been imported.
+        model: builds it with so many layers, on the default device and in the default dtype; called where
+            upstream or a side has been imported.
         liger: the name of Liger's function for the family.
-        floor: the products of a step, as (rows, inner, columns, matrices), each forward, for its input and
-            for its weight.
-        layers: how many have attention.
+        floor: the products of a layer, as (rows, inner, columns), each forward, for its input and for its
+            weight.
+        head: those of the head, and how many.
         heads: of queries, of keys, and their width.
         vocabulary: of the ids.
         environment: of the sides, by name, beside that of the caller.
@@ -49,10 +49,10 @@ class Case(NamedTuple):
 
     name: str
     description: str
-    model: Callable[[], Any]
+    model: Callable[[int], Any]
     liger: str
-    floor: Sequence[tuple[int, int, int, int]]
-    layers: int
+    floor: Sequence[tuple[int, int, int]]
+    head: tuple[int, int, int, int]
     heads: tuple[int, int, int]
     vocabulary: int
     environment: dict[str, dict[str, str]]
@@ -65,6 +65,7 @@ def main(case: Case) -> None:
     parser.add_argument("--attention", default="cudnn", choices=("cudnn", "flash"))
     parser.add_argument("--kernels", default="auto", help="what ours runs with")
     parser.add_argument("--sides", default="eager,compile,liger,ours,floor", help=f"of {', '.join(SIDES)}")
+    parser.add_argument("--layers", type=int, default=LAYERS)
     options = parser.parse_args()
     if options.worker is not None:
         measure = floor if options.worker.startswith("floor") else side
@@ -74,6 +75,7 @@ def main(case: Case) -> None:
     for name in (side.strip() for side in options.sides.split(",")):
         command = [sys.executable, "-m", f"benchmarks.{case.name}", "--worker", name]
         command += ["--attention", options.attention, "--kernels", options.kernels]
+        command += ["--layers", str(options.layers)]
         environment = os.environ | case.environment.get(name, {})
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
         if done.returncode:
@@ -93,8 +95,10 @@ def record(case: Case, found: dict[str, dict[str, object]], options: argparse.Na
     """Write what was measured to `results/`."""
     from veomni_hook.tools.bench.record import circumstances, write
 
-    target = RESULTS / f"{case.name}-{options.attention}.json"
-    more = {"attention": options.attention, "kernels": options.kernels, "sides": found}
+    depth = "" if options.layers == LAYERS else f"-{options.layers}_layers"
+    target = RESULTS / f"{case.name}-{options.attention}{depth}.json"
+    more = {"attention": options.attention, "kernels": options.kernels, "layers": options.layers}
+    more["sides"] = found
     if case.environment:
         more["environment"] = case.environment
     write(circumstances(case.name, "cuda", **more), target)
@@ -116,7 +120,7 @@ def side(case: Case, options: argparse.Namespace) -> dict[str, object]:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        model = case.model().train()
+        model = case.model(options.layers).train()
     torch.set_default_dtype(torch.float32)
     ids = torch.randint(
         0, case.vocabulary, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1)
@@ -190,7 +194,7 @@ def floor(case: Case, options: argparse.Namespace) -> dict[str, object]:
             torch.randn(columns, inner, device="cuda").bfloat16() / inner**0.5,
             number,
         )
-        for rows, inner, columns, number in case.floor
+        for rows, inner, columns, number in (*((*sizes, options.layers) for sizes in case.floor), case.head)
     ]
     heads, kv_heads, width = case.heads
     q, k, v = (
@@ -206,7 +210,7 @@ def floor(case: Case, options: argparse.Namespace) -> dict[str, object]:
         for multiply, number in products:
             for _ in range(number):
                 multiply()
-        for _ in range(case.layers):
+        for _ in range(options.layers):
             y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             y.backward(y.detach())
 

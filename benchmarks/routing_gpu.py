@@ -52,7 +52,7 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(options.device):
-        trained = model().train()
+        trained = model(4).train()
         tokens = torch.randint(0, VOCABULARY, (BATCH, options.length))
     wait: Callable[[], object] = getattr(torch, options.device).synchronize
 
