@@ -22,7 +22,8 @@ import veomni_hook
 from tests.parallel import small
 from tests.parallel.facts_of_models import rings
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import process
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.parallel import collectives, process
 
 CHECKS: dict[str, Callable[[], Any]] = {}
 
@@ -406,14 +407,13 @@ def accumulated_gradients() -> float:
 def fully_sharded_training() -> float:
     batches = [small.batch("padded", length) for length in (15, 16, 13, 12, 9)]
 
-    def trained(model: Any, sizes: str) -> dict[str, torch.Tensor]:
-        process.tell(sizes)
+    def trained(model: Any, units: Callable[[Any], list[Any]] | None) -> dict[str, torch.Tensor]:
+        process.tell("" if units is None else "sp=2")
         model.gradient_checkpointing_enable()
-        if sizes:
+        if units is not None:
             mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-            for layer in model.model.layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(model, mesh=mesh)
+            for unit in units(model):
+                fully_shard(unit, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
         for batch in batches:
             optimizer.zero_grad()
@@ -424,8 +424,52 @@ def fully_sharded_training() -> float:
         full = ((name, getattr(p, "full_tensor", lambda p=p: p)()) for name, p in model.named_parameters())
         return {name: value.detach() for name, value in full}
 
-    plain = trained(small.model("llama"), "")
-    return small.worst(trained(small.model("llama"), "sp=2"), plain)[0]
+    with STATE.restored():
+        set_choice("torch")
+        plain = trained(small.model("llama"), None)
+        ours = (
+            trained(small.model("llama"), units)
+            for units in (
+                lambda model: [*model.model.layers, model],
+                lambda model: [*model.model.layers, model.model, model],
+            )
+        )
+        return max(small.worst(found, plain)[0] for found in ours)
+
+
+@check
+def positions_of_the_loss() -> Any:
+    """By who may see the gradient of all positions: how often it was summed, and how far gradients are."""
+    upstream, told = collectives._sum_of_parts, {}
+    for seen in ("nobody", "a hook of the base model", "hidden states", "odd", "changed"):
+        model, sums = small.model("llama"), list[int]()
+        base, batch = model.model, small.batch("plain", 15 if seen == "odd" else 16)
+        if seen == "a hook of the base model":
+            base.register_forward_hook(lambda *_: None)
+        if seen == "hidden states":
+            batch["output_hidden_states"] = True
+        if seen == "changed":
+
+            def forward(*given: Any, base: Any = base, **others: Any) -> Any:
+                output = type(base).forward(base, *given, **others)
+                output.last_hidden_state.mul_(2)
+                return output
+
+            base.forward = forward
+
+        def noted(*operands: Any, sums: list[int] = sums) -> torch.Tensor:
+            sums.append(1)
+            return upstream(*operands)
+
+        collectives._sum_of_parts = noted
+        try:
+            with STATE.restored():
+                set_choice("torch")
+                far = compared(model, lambda model=model, batch=batch: model(**batch).loss)
+        finally:
+            collectives._sum_of_parts = upstream
+        told[seen] = [len(sums), far]
+    return told
 
 
 @check

@@ -28,7 +28,10 @@ MUTANTS = {
     "the gradient of a gather is halved": (*GATHER, "model", PADDED),
     "an average's gradient is that of a sum": ("parallel.collectives:_Average.backward", "return grad if", "return 2 * grad if", "model", UNREAD),
     "a part's loss is divided by its own labels": (
-        "kernels.linear_cross_entropy.shares:part_of", "counts = target != ", "counts = target[start:end] != ", "model", UNREAD,
+        "kernels.linear_cross_entropy.shares:_share", "counts = target != ", "counts = part(target) != ", "model", UNREAD,
+    ),
+    "a process has the labels of the first": (
+        "parallel.loss:_Rows.own_part", "own_part(x, 1, self.group)", "x[:, : x.shape[1] // 2].contiguous()", "model", UNREAD.replace("15", "16"),
     ),
     "the row at the border counts twice": (
         "kernels.linear_cross_entropy.shares:part_of", "return rows[start:end], target[start:end]", "start = max(start - 1, 0)\n    return rows[start:end], target[start:end]", "model", UNREAD,

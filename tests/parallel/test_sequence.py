@@ -29,6 +29,12 @@ def test_gradients_are_those_of_one_process(facts, name):
     assert facts[name] < CLOSE
 
 
+def test_a_gradient_of_all_positions_is_summed_only_where_somebody_may_see_it(facts):
+    told = facts["positions_of_the_loss"]
+    assert {seen: count for seen, (count, _) in told.items() if not count} == {"nobody": 0}
+    assert all(far < CLOSE for _, far in told.values())
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

@@ -88,7 +88,10 @@ def gather(module: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
             for name in _OF_CACHES:
                 setattr(cache, name, _unusable)
     gather_captured(sharding.full, sharding.group)
-    return gathered(hidden_states, 1, sharding.full, sharding.group)
+    whole = gathered(hidden_states, 1, sharding.full, sharding.group)
+    if not is_dynamo_compiling():
+        loss.note_part(whole, hidden_states, sharding.group)
+    return whole
 
 
 def part_of_rows(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor | None:

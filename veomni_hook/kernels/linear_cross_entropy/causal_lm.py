@@ -142,10 +142,14 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     names = call.names
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     of_tokens: list[TokenStatistics] = []
+    linear, whole = heads.last_linear(model, head), shares.Part(None, hidden_states, target, objective)
+    part = whole if reports else _own_positions(call, linear, whole)
 
     def loss_of(
         rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
     ) -> torch.Tensor:
+        if part.group is not None:
+            return part.group.all_averaged(compute(rows, weight, bias, target, part.objective, wanted)[0])
         group = None if reports else shares.share_of(model, rows.shape[0])
         if names:
             request = (rows, weight, bias, target, objective)
@@ -159,21 +163,16 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
         of_tokens.append(of_rows)
         return loss
 
-    request = heads.LossRequest(loss_of, target, {})
-    linear = heads.last_linear(model, head)
-    answer = heads.ask(head, linear, hidden_states, request)
+    request = heads.LossRequest(loss_of, part.target, {})
+    answer = heads.ask(head, linear, part.hidden_states, request)
     if request.loss is None or request.call is None:
-        reason = request.reason or "the head did not call torch.nn.functional.linear"
-        note_refusal(model, reason, training=bool(model.training))
-        settled(model, reason, *call[1:])
-        logits = transform(answer)
-        loss = model.loss_function(
-            logits=logits, labels=call.labels, vocab_size=call.vocab_size, **call.loss_kwargs
-        )
-        return Fused(loss, logits, _as_it_is)
+        logits = transform(answer if part.group is None else head(hidden_states))
+        return _turned_down(call, request, logits)
     if held is not None:
         held.report.take(of_tokens[-1] if reports else None, target, objective.ignore_index, call.given.shape)
     note(model, number, answer)
+    if part.group is not None:
+        request.call.hidden_states = hidden_states
     deferred = DeferredLogits(model, head, linear, hidden_states, request.call, transform)
     # A hook that casts the module's output would round the loss; upstream rounds logits there. FSDP2 gathers
     # weights for the backward of what its hook got, not of what it cast.
@@ -182,6 +181,24 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
         return Fused(answer, deferred, output.with_deferred_logits)
     loss, values = token_outputs.fields(answer, names, call.given.shape, objective.num_items)
     return Fused(loss, deferred, partial(output.with_deferred_logits, more=call.fields_among(values)))
+
+
+def _own_positions(call: Call, linear: Any, whole: shares.Part) -> shares.Part:
+    """Return this process's positions where a plain head computes nothing but the loss; else ``whole``."""
+    if linear is not call.head or call.names or call_is_seen(linear):
+        return whole
+    return shares.own_positions(call.model, whole)
+
+
+def _turned_down(call: Call, request: heads.LossRequest, logits: torch.Tensor) -> Fused:
+    """Return upstream's loss."""
+    model, reason = call.model, request.reason or "the head did not call torch.nn.functional.linear"
+    note_refusal(model, reason, training=bool(model.training))
+    settled(model, reason, *call[1:])
+    loss = model.loss_function(
+        logits=logits, labels=call.labels, vocab_size=call.vocab_size, **call.loss_kwargs
+    )
+    return Fused(loss, logits, _as_it_is)
 
 
 def fused_by(compute: Compute, statistics: Statistics) -> Callable[..., Fused]:
