@@ -22,15 +22,27 @@ from veomni_hook.parallel.sharding import sharding_of
 
 __all__ = ["attach", "note_part"]
 
-_PART = "_veomni_part"
+_ATTRIBUTE = "_veomni_part"
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """What a gathered tensor, the output of ``base``, was in this process."""
+
+    base: torch.nn.Module
+    part: torch.Tensor
+    layout: tuple[object, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A tensor that is saved leaves it behind, and can be loaded with `weights_only`.
+        return torch.Size, ((),)
 
 
 @dataclass(frozen=True)
 class _Rows:
     group: SequenceGroup
-    #: Modules in a model, from a part of it to its base model, whose output is what the loss gets.
-    path: tuple[torch.nn.Module, ...]
+    model: torch.nn.Module
 
     @property
     def rank(self) -> int:
@@ -41,10 +53,12 @@ class _Rows:
         return self.group.size
 
     def own_positions(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        part, layout = getattr(_root(hidden_states), _PART, (None, None))
+        noted = getattr(_root(hidden_states), _ATTRIBUTE, None)
+        if not isinstance(noted, _Noted) or noted.layout != _layout(hidden_states):
+            return None
+        path = _path(self.model, noted.base)
         # Hooks may want the gradient of all positions, as FSDP2's do where the module is a unit.
-        seen = any(getattr(module, name) for module in self.path for name in _HOOKS)
-        return part if layout == _layout(hidden_states) and not seen else None
+        return noted.part if path and not any(_has_hooks(module) for module in path) else None
 
     def own_part(self, x: torch.Tensor) -> torch.Tensor:
         return own_part(x, 1, self.group)
@@ -58,13 +72,13 @@ def attach() -> None:
     SHARED.find = _find
 
 
-def note_part(whole: torch.Tensor, part: torch.Tensor, group: SequenceGroup) -> None:
+def note_part(base: torch.nn.Module, whole: torch.Tensor, part: torch.Tensor, group: SequenceGroup) -> None:
     """Note that ``part`` is this process's positions of ``whole``, the output of a base model.
 
     Not if the caller gets it among hidden states, and may ask for its gradient.
     """
     if "hidden_states" not in captured() and part.shape[1] * group.size == whole.shape[1]:
-        setattr(_root(whole), _PART, (part, _layout(whole)))
+        setattr(_root(whole), _ATTRIBUTE, _Noted(base, part, _layout(whole)))
 
 
 def _root(x: torch.Tensor) -> torch.Tensor:
@@ -75,13 +89,21 @@ def _layout(x: torch.Tensor) -> tuple[object, ...]:
     return x.shape, x.stride(), x.storage_offset(), x.dtype, x._version
 
 
+def _path(model: torch.nn.Module, base: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules inside of ``model`` that hold ``base``, and ``base``; none if it is elsewhere."""
+    name = next((name for name, module in model.named_modules() if module is base), "")
+    ends = [place for place, letter in enumerate(f"{name}.") if letter == "."]
+    return [model.get_submodule(name[:end]) for end in ends] if name else []
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    return any(getattr(module, name) for name in _HOOKS)
+
+
 def _find(model: object) -> _Rows | None:
     """Return the group of a model whose base model is split, or None."""
     if process.sizes().sp == 1 or not torch.is_grad_enabled() or not isinstance(model, torch.nn.Module):
         return None
-    for name, module in model.named_modules():
-        if (sharding := sharding_of(module)) is not None:
-            places = [place for place, letter in enumerate(name) if letter == "."]
-            path = (*(model.get_submodule(name[:place]) for place in places), module)
-            return _Rows(sharding.group, path)
-    return None
+    shardings = (sharding_of(module) for module in model.modules())
+    sharding = next((sharding for sharding in shardings if sharding is not None), None)
+    return None if sharding is None else _Rows(sharding.group, model)

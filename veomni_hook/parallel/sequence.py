@@ -90,7 +90,7 @@ def gather(module: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     gather_captured(sharding.full, sharding.group)
     whole = gathered(hidden_states, 1, sharding.full, sharding.group)
     if not is_dynamo_compiling():
-        loss.note_part(whole, hidden_states, sharding.group)
+        loss.note_part(module, whole, hidden_states, sharding.group)
     return whole
 
 

@@ -1,7 +1,4 @@
-"""Weights of experts that other processes have are not kept.
-
-Applies only where the setting ``parallel`` has ``ep`` above 1.
-"""
+"""Weights of experts that other processes have are not kept, where ``parallel`` has ``ep`` above 1."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Around attention, whichever implementation the user chose, and around calls of models.
 
-Over sequences that are split over processes, and in layers that are checkpointed. Applies only where the
-setting ``parallel`` has ``sp`` above 1, or with the setting ``memory``.
+Over sequences that are split over processes, and in layers that are checkpointed.
 """
 
 # Names of the patched module.
