@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -25,8 +26,8 @@ LENGTHS = {
     "experts": (4096, 8192, 16384, 32768, 65536),
 }
 SIDES = {
-    "sequences": ("sp1", "sp2", "ring"),
-    "memory": ("sp2", "alst", "ring", "sp2-kept", "ring-checkpointed"),
+    "sequences": ("sp1", "sp", "ring"),
+    "memory": ("sp", "alst", "ring", "sp-kept", "ring-checkpointed"),
     "experts": ("fsdp", "ep", "all_to_all"),
 }
 DENSE = {
@@ -62,6 +63,10 @@ class Job:
         given = options.lengths.split(",") if options.lengths else LENGTHS.get(options.part, ())
         self.lengths = [int(each) for each in given]
         self.sides = options.sides.split(",") if options.sides else list(SIDES.get(options.part, ()))
+
+    def axis(self, name: str) -> str:
+        """Return the setting in which all processes share an axis."""
+        return f"{name}={self.world}"
 
     def shapes(self, shapes: dict[str, Any]) -> dict[str, Any]:
         """Return the shapes of a part, or small ones for a CPU."""
@@ -185,11 +190,11 @@ def sequences(job: Job) -> Iterator[dict[str, Any]]:
     step = dense(job, job.layers)
     vocabulary = job.shapes(DENSE)["vocab_size"]
     for length in job.lengths:
-        own, both = job.ids(vocabulary, 1, length, job.rank), job.ids(vocabulary, 2, length, 2)
+        own, shared = job.ids(vocabulary, 1, length, job.rank), job.ids(vocabulary, job.world, length, 2)
         sides = {
             "sp1": lambda own=own: step("", own),
-            "sp2": lambda both=both: step("sp=2", both),
-            "ring": lambda both=both: ring(step, both),
+            "sp": lambda shared=shared: step(job.axis("sp"), shared),
+            "ring": lambda shared=shared: ring(step, shared),
         }
         chosen = {name: side for name, side in sides.items() if name in job.sides}
         with one_attention(job):
@@ -252,7 +257,7 @@ def memory(job: Job) -> Iterator[dict[str, Any]]:
         block = with_setting("checkpoint,offload,tiles", model)
         assert block is not None
         with block:
-            return step("sp=2", ids)
+            return step(job.axis("sp"), ids)
 
     def checkpointed(ids: Any) -> Any:
         model.gradient_checkpointing_enable()
@@ -264,10 +269,10 @@ def memory(job: Job) -> Iterator[dict[str, Any]]:
     for length in job.lengths:
         ids = job.ids(vocabulary, 1, length, 2)
         sides = {
-            "sp2": lambda ids=ids: ours(ids),
+            "sp": lambda ids=ids: ours(ids),
             "alst": lambda ids=ids: alst(step, ids),
             "ring": lambda ids=ids: ring(step, ids),
-            "sp2-kept": lambda ids=ids: step("sp=2", ids),
+            "sp-kept": lambda ids=ids: step(job.axis("sp"), ids),
             "ring-checkpointed": lambda ids=ids: checkpointed(ids),
         }
         chosen = {name: side for name, side in sides.items() if name in job.sides}
@@ -349,7 +354,8 @@ def longest(job: Job) -> Iterator[dict[str, Any]]:
         began = time.perf_counter()
         try:
             with one_attention(job):
-                row["loss"] = step("sp=2", job.ids(job.shapes(DENSE)["vocab_size"], 1, length, 1)).item()
+                ids = job.ids(job.shapes(DENSE)["vocab_size"], 1, length, 1)
+                row["loss"] = step(job.axis("sp"), ids).item()
         except torch.OutOfMemoryError as error:
             row["failed"] = str(error).splitlines()[0]
         row["seconds"] = time.perf_counter() - began
@@ -371,7 +377,8 @@ def whole(job: Job) -> Iterator[dict[str, Any]]:
     for length in job.lengths:
         ids = job.ids(vocabulary, 1, length, 1)
         with one_attention(job):
-            found = job.by_turns({"sp2": lambda ids=ids: step("sp=2", ids)}, {"sp2": length // job.world})
+            sides = {"sp": lambda ids=ids: step(job.axis("sp"), ids)}
+            found = job.by_turns(sides, {"sp": length // job.world})
         yield {"length": length, "layers": len(step.model.model.layers), "sides": found}  # type: ignore[attr-defined]
 
 
@@ -452,7 +459,7 @@ def batches(job: Job) -> Iterator[dict[str, Any]]:
     from veomni_hook.parallel import agreement, process
     from veomni_hook.parallel.groups import sequence_group
 
-    process.tell("sp=2")
+    process.tell(job.axis("sp"))
     group, model = sequence_group(), torch.nn.Identity()
     for length in job.lengths:
         tensors = {name: job.ids(1000, 1, length, 0) for name in ("input_ids", "labels", "attention_mask")}
@@ -502,7 +509,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         # Sides without the axis say so: by their own sizes, or at each step.
         veomni_hook.activate(
-            parallel="ep=2" if options.part == "experts" else "sp=2",
+            parallel=f"{'ep' if options.part == 'experts' else 'sp'}={os.environ['WORLD_SIZE']}",
             memory={
                 "memory": "tiles",
                 "whole": "checkpoint,offload,tiles",

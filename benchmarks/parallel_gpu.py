@@ -1,20 +1,21 @@
-"""Sequence and expert parallelism on two GPUs: `python -m benchmarks.parallel_gpu PART...`.
+"""Sequence and expert parallelism on two GPUs, or more: `python -m benchmarks.parallel_gpu PART...`.
 
     python -m benchmarks.parallel_gpu link sequences   # 8k to 128k tokens; about 5 minutes on two H200s
     python -m benchmarks.parallel_gpu experts          # 4k to 64k tokens a GPU; transformers 5.23 or newer
     python -m benchmarks.parallel_gpu whole            # Qwen3-8B with all its layers at 128k tokens
+    python -m benchmarks.parallel_gpu longest --gpus 4 --lengths 2097152
     python -m benchmarks.parallel_gpu hang             # how jobs end whose processes fail: some minutes
 
 Parts:
 
     link        bytes a second that leave a GPU: all-to-all, all-gather.
     sequences   Qwen3-8B's shapes with a few layers, FSDP2, flash attention, our kernels on all sides.
-                ``sp1``: each GPU trains a sequence of its own; ``sp2``: both share each of two sequences,
+                ``sp1``: each GPU trains a sequence of its own; ``sp``: all share each of as many sequences,
                 so a GPU has as many tokens; ``ring``: torch's context parallelism as accelerate 1.15 uses it.
     batches     microseconds in which the host starts to compare three tensors of a call between two
                 processes, and waits where nothing runs in between; both may have one GPU.
-    memory      a sequence that both GPUs share. ``sp2``: with ``memory="checkpoint,offload,tiles"``, and
-                ``sp2-kept`` without; ``alst``: DeepSpeed's Ulysses and tiled MLP with transformers'
+    memory      a sequence that all GPUs share. ``sp``: with ``memory="checkpoint,offload,tiles"``, and
+                ``sp-kept`` without; ``alst``: DeepSpeed's Ulysses and tiled MLP with transformers'
                 checkpoints; ``ring``, also with these checkpoints.
     longest     whether a step of a sequence fits into 80 GB a GPU: Qwen3-8B with a few of its layers and an
                 allocation for the others', as `longest_gpu` on one. Minutes a step.
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--gpus", type=int, default=2, help="of the parts but `hang`")
     parser.add_argument("--lengths", help="tokens of a sequence, or of a GPU; by default those above")
     parser.add_argument("--sides", help="some of a part's sides, with commas")
     options = parser.parse_args()
@@ -77,7 +79,7 @@ def main() -> None:
             jobs = ["upstream", "hook"] if part == "experts" and find_spec("liger_kernel") else ["hook"]
             rows = [row for job in jobs for row in run(part, job, options)]
         if options.device == "cuda":
-            record(part, rows)
+            record(part if options.gpus == 2 else f"{part}: {options.gpus} GPUs", rows)
     if late:
         sys.exit(f"hang: a job went on for more than {PROMISED} s after a process had failed")
 
@@ -86,8 +88,18 @@ def run(part: str, job: str, options: argparse.Namespace) -> list[dict[str, Any]
     """Run a part on two processes; return its rows."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        command += ["-m", _WORKER, part, job, str(output), "--device", options.device]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [
+            "--nproc_per_node",
+            str(options.gpus),
+            "-m",
+            _WORKER,
+            part,
+            job,
+            str(output),
+            "--device",
+            options.device,
+        ]
         command += ["--layers", str(options.layers)]
         for name in ("lengths", "sides"):
             if value := getattr(options, name):
