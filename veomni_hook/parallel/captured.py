@@ -16,10 +16,11 @@ from veomni_hook.errors import ParallelError
 from veomni_hook.parallel.collectives import gathered, part_length
 from veomni_hook.parallel.groups import SequenceGroup
 
-__all__ = ["captured", "check_captured", "gather_captured"]
+__all__ = ["HIDDEN_STATES", "captured", "check_captured", "gather_captured"]
 
 _MODULE = "transformers.utils.output_capturing"
-_SUPPORTED = ("router_logits", "hidden_states")
+HIDDEN_STATES = "hidden_states"
+_SUPPORTED = ("router_logits", HIDDEN_STATES)
 
 
 def check_captured(model: str) -> None:

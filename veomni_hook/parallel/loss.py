@@ -15,7 +15,7 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy.shares import SHARED
 from veomni_hook.parallel import process
-from veomni_hook.parallel.captured import captured
+from veomni_hook.parallel.captured import HIDDEN_STATES, captured
 from veomni_hook.parallel.collectives import all_averaged, own_part
 from veomni_hook.parallel.groups import SequenceGroup
 from veomni_hook.parallel.sharding import sharding_of
@@ -77,7 +77,7 @@ def note_part(base: torch.nn.Module, whole: torch.Tensor, part: torch.Tensor, gr
 
     Not if the caller gets it among hidden states, and may ask for its gradient.
     """
-    if "hidden_states" not in captured() and part.shape[1] * group.size == whole.shape[1]:
+    if HIDDEN_STATES not in captured() and part.shape[1] * group.size == whole.shape[1]:
         setattr(_root(whole), _ATTRIBUTE, _Noted(base, part, _layout(whole)))
 
 
