@@ -104,17 +104,20 @@ def test_data_parallelism_of_the_script_stays_beside_sp(monkeypatch, axes):
 
 
 def test_hosts_that_gloo_cannot_connect(monkeypatch):
-    def refused(**options):
-        assert options == {"group_size": 2, "backend": "gloo"}
+    def refused(ranks, **options):
+        assert (ranks, options["backend"]) == ([0, 1], "gloo")
         raise RuntimeError("no route")
 
-    mesh = SimpleNamespace(get_group=lambda _: SimpleNamespace(group_name="own"))
+    group = SimpleNamespace(group_name="own", _get_backend=lambda _: None)
+    mesh = SimpleNamespace(get_group=lambda _: group)
     monkeypatch.setattr(process, "_told", process.Sizes(sp=2))
     monkeypatch.setattr(groups, "device", lambda: "cuda")
     monkeypatch.setattr(groups, "init_device_mesh", lambda *_, **__: mesh)
     for name, answer in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 1)):
         monkeypatch.setattr(distributed, name, lambda answer=answer: answer)
-    monkeypatch.setattr(distributed, "new_subgroups", refused)
+    monkeypatch.setattr(groups, "_BESIDE", {})
+    monkeypatch.setattr(distributed, "get_process_group_ranks", lambda _: [0, 1])
+    monkeypatch.setattr(distributed, "new_group", refused)
     with pytest.raises(ParallelError, match=r"(?s)gloo cannot connect .*no route.*GLOO_SOCKET_IFNAME"):
         groups.sequence_group()
 

@@ -92,9 +92,12 @@ MUTANTS = {
     "cuts where only windows end": ("parallel.towers:_ends", "common & {*values}", "common | {*values}", "tower", "image"),
     "rows of the first process for all": ("parallel.collectives:gathered_rows", "rank * most", "0", "tower", "images"),
     "the gradient of rows is halved": (*GATHER, "tower", "images"),
-    "weights get no gradient": (f"{DISPATCH}:_Delivered.backward", "return collect(", "return 0 * collect(", "layer", "random"),
+    "weights get no gradient": (f"{DISPATCH}:_Delivered.backward", "ctx.exchange.back(grad)", "0 * ctx.exchange.back(grad)", "layer", "random"),
+    "sums of the first rank alone": (
+        "parallel.expert_exchanges:_FromAll.forward", ".sum(0)", "[0].clone()", "layer", "random",
+    ),
     "ids of the first rank's experts": (
-        f"{DISPATCH}:OncePerRank._local", "self.ep_mesh.get_local_rank() * local", "0 * local", "layer", "random",
+        f"{DISPATCH}:OncePerRank._local", "self.ep_mesh.get_local_rank() * local + 1", "1", "layer", "random",
     ),
     "a recompute dispatches anew": ("parallel.expert_records:Record.take", "if not self.replaying:", "if True:", "recompute", "noise"),
     "weights of a recompute stand at other places": (

@@ -3,37 +3,39 @@
 transformers' ``all_to_all`` sends one row for each pair of a token and one of its experts. Here a token that
 goes to several experts of one rank is sent there once, with their numbers and weights. The experts' rank
 forms the weighted sum of its experts, and one row comes back. With eight of 128 experts on two ranks that is
-a quarter of the rows.
+a quarter of the rows. Where nearly every token goes to every rank, as there, all rows are sent everywhere:
+then rows are on their way before the host has read anything, and wait for nothing.
 
 Forward:   ids and weights [S, k] and rows [S, H] out, sums [S, H] back; S counts pairs of a token and a rank.
 Backward:  the gradient of the sums out, the gradients of rows and weights back.
 Recompute: rows out, sums back.
 Host:      one read, of the numbers of rows and pairs; none in backward, none when a checkpoint is recomputed.
-Saved:     the received rows and weights, and four tables of numbers.
+Saved:     the received rows and weights, and tables of numbers.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import (
-    all_to_all_single_autograd,
-    wait_tensor,
-)
 
 from veomni_hook.kernels.moe_experts.torch_routing import assigned
 from veomni_hook.kernels.shared.host_values import note_derived
-from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
+from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread
+from veomni_hook.parallel.expert_exchanges import Exchange, OfAll, OfWanted, arrived
 from veomni_hook.parallel.expert_records import current, record_checkpoints
 from veomni_hook.parallel.expert_units import announce, with_scaled_gradient
+from veomni_hook.parallel.groups import over_hosts, own_group
 from veomni_hook.patches.expert_release import NAME, dispatches
 
 __all__ = ["OncePerRank", "register"]
 
+#: All rows are sent everywhere from this share of pairs of a token and a rank on, with even routing.
+_NEARLY_ALL = 0.85
 #: Received pairs get a row each from so many places for each pair on. A place costs experts memory (their
 #: first product), a row of its own costs a copy of the token.
 _SPARSE = 2.5
@@ -43,24 +45,25 @@ _SPARSE = 2.5
 _SKIP_MARKS = ("batched_mm", "grouped_mm") if dispatches() else ()
 
 
-class Routing(NamedTuple):
+@dataclass
+class Routing:
     """What one call dispatched; all that a recompute needs.
 
     Attributes:
         ids: ``[T, k]``: the experts of this rank's tokens.
         weights: ``[M, k]``: the weights of the received rows, without gradient.
-        copies: from tokens to sent rows.
-        sent: rows for each rank.
-        received: rows from each rank.
-        local: what this rank's experts are asked for.
+        exchange: how rows travel.
+        asked: ``[M, k]``: the experts of the received rows, numbered from 1.
+        count: how many of them are this rank's; None: only the device knows.
+        local: what this rank's experts are asked for; None until the host knows how much that is.
     """
 
     ids: Tensor
     weights: Tensor
-    copies: Copies
-    sent: list[int]
-    received: list[int]
-    local: Local
+    exchange: Exchange
+    asked: Tensor
+    count: int | None
+    local: Local | None = None
 
 
 class Local(NamedTuple):
@@ -103,7 +106,8 @@ class OncePerRank:
         self.num_local_experts: int = experts.num_experts
         self.config = getattr(experts, "config", None)
         self.ep_mesh = ep_mesh
-        self.group = ep_mesh.get_group()
+        self.group = own_group(ep_mesh.get_group())
+        self.host = over_hosts(self.group, "to tell numbers of tokens")
         #: By what gradients of the experts' weights are divided here; 1: FSDP2 divides them, or nobody does.
         self.divisor = 1
         self._bounds: Tensor | None = None
@@ -121,16 +125,41 @@ class OncePerRank:
         if record is not None:
             # In the first pass as well: both passes must save the same tensors.
             top_k_weights = in_recorded_order(routing.ids, top_k_index, top_k_weights)
-        sent, received = routing.sent, routing.received
-        rows = self._exchange(spread(hidden_states, routing.copies), sent, received)
-        weights = _Delivered.apply(top_k_weights, routing, self.group, *routing.copies)  # type: ignore[no-untyped-call]
+        rows = routing.exchange.there(hidden_states)
+        weights = _Delivered.apply(top_k_weights, routing)  # type: ignore[no-untyped-call]
+        if routing.local is None:  # the host reads while rows travel
+            routing.local = self._local(routing.asked, routing.count)
+        rows = arrived(rows)
         summed = self._sums(rows, weights, routing.local).to(hidden_states.dtype)
-        sums = collect(self._exchange(summed, received, sent), routing.copies)
-        return with_scaled_gradient(sums, 1 / self.divisor)
+        return with_scaled_gradient(routing.exchange.back(summed), 1 / self.divisor)
 
     @torch.no_grad()
     def _route(self, top_k_index: Tensor, top_k_weights: Tensor) -> Routing:
-        ids = top_k_index.to(torch.int32)
+        ids, size = top_k_index.to(torch.int32), self.ep_mesh.size()
+        exchange: Exchange
+        if 1 - (1 - 1 / size) ** ids.shape[1] >= _NEARLY_ALL:
+            exchange, count = self._of_all(ids.shape[0]), None
+        else:
+            exchange, count = self._of_wanted(ids)
+        # Weights and ids in one message. Experts are numbered from 1: zeros ask for none.
+        parts = [part.contiguous().view(torch.uint8) for part in (top_k_weights, ids + 1)]
+        message = arrived(exchange.there(torch.cat(parts, dim=1)))
+        # Copies, even of a single row: a part may begin where its dtype cannot.
+        weights, asked = (
+            part.clone(memory_format=torch.contiguous_format)
+            for part in torch.split(message, [part.shape[1] for part in parts], dim=1)
+        )
+        return Routing(ids, weights.view(top_k_weights.dtype), exchange, asked.view(ids.dtype), count)
+
+    def _of_all(self, tokens: int) -> OfAll:
+        numbers = torch.tensor([tokens])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.host)
+        (most,) = numbers.tolist()
+        # At least one row: not every backend gathers none.
+        return OfAll(tokens, max(most, 1), self.ep_mesh.size(), self.group.group_name)
+
+    def _of_wanted(self, ids: Tensor) -> tuple[OfWanted, int]:
+        """Return the exchange of rows, and how many pairs this rank receives."""
         if self._bounds is None or self._bounds.device != ids.device:
             ends = torch.arange(self.ep_mesh.size() + 1, dtype=torch.int32, device=ids.device)
             self._bounds = ends * self.num_local_experts
@@ -146,36 +175,22 @@ class OncePerRank:
         exchange.wait()
         outgoing, incoming = _on_host(torch.stack([counts, expected]))
         sent, received = [rows for rows, _ in outgoing], [rows for rows, _ in incoming]
-        copies = copies.first(sum(sent))
-        weights, asked = self._post(top_k_weights, ids, copies, sent, received)
-        local = self._local(asked, sum(of_rank for _, of_rank in incoming))
-        return Routing(ids, weights, copies, sent, received, local)
+        of_wanted = OfWanted(copies.first(sum(sent)), sent, received, self.group)
+        return of_wanted, sum(of_rank for _, of_rank in incoming)
 
-    def _post(
-        self, weights: Tensor, ids: Tensor, copies: Copies, sent: list[int], received: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Send weights and ids with every row, in one message; return those that arrive."""
-        both = torch.cat([weights.contiguous().view(torch.uint8), ids.contiguous().view(torch.uint8)], dim=1)
-        arrived = both.new_empty(sum(received), both.shape[1])
-        dist.all_to_all_single(
-            arrived, both.index_select(0, copies.sources), received, sent, group=self.group
-        )
-        width = weights.shape[1] * weights.itemsize
-        parts = arrived[:, :width], arrived[:, width:]
-        # Copies, even of a single row: a part may begin where its dtype cannot.
-        whole = [part.clone(memory_format=torch.contiguous_format) for part in parts]
-        return whole[0].view(weights.dtype), whole[1].view(ids.dtype)
-
-    def _local(self, ids: Tensor, count: int) -> Local:
-        """Return the calls for received rows with ``ids``, of which ``count`` are this rank's experts."""
+    @torch.no_grad()
+    def _local(self, asked: Tensor, count: int | None) -> Local:
+        """Return the calls for received rows, of whose places ``count`` are this rank's experts."""
         local = self.num_local_experts
-        ids = ids - self.ep_mesh.get_local_rank() * local
+        ids = asked - (self.ep_mesh.get_local_rank() * local + 1)
         here = (ids >= 0) & (ids < local)
+        marked = torch.where(here, ids, local).long()
+        if count is None:
+            (count,) = _on_host(here.sum().view(1))
         skips_marks = getattr(self.config, "_experts_implementation", None) in _SKIP_MARKS
         if skips_marks and ids.numel() <= _SPARSE * count:
-            ids = torch.where(here, ids, local).long()
-            note_derived(ids, count, assigned, local)
-            return Local(ids)
+            note_derived(marked, count, assigned, local)
+            return Local(marked)
         pairs = copies_of(here, by_place=False).first(count)
         flat = pairs.places.reshape(-1).long()
         places = flat.new_zeros(count + 1).scatter_(0, flat, torch.arange(flat.shape[0], device=flat.device))
@@ -199,33 +214,9 @@ class OncePerRank:
         )
         return alone[:0]  # type: ignore[no-any-return]
 
-    def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send rows to the ranks, in the order of ranks, and return what they sent; differentiable."""
-        arrived = all_to_all_single_autograd(rows.contiguous(), received, sent, self.group)
-        return _arrived(arrived)
 
-
-def _arrived(rows: Tensor) -> Tensor:
-    return _Arrived.apply(rows)  # type: ignore[no-untyped-call,no-any-return]
-
-
-class _Arrived(torch.autograd.Function):
-    """Waits for an exchange: kernels must not get a tensor whose data may still arrive."""
-
-    @staticmethod
-    def forward(ctx: object, rows: Tensor) -> Tensor:
-        arrived: Tensor = wait_tensor(rows)  # type: ignore[no-untyped-call]
-        return arrived
-
-    @staticmethod
-    def backward(ctx: object, grad: Tensor) -> Tensor:
-        return grad.contiguous()
-
-
-class _Sent(Saved, Protocol):
-    group: Any
-    sent: list[int]
-    received: list[int]
+class _Exchange(Protocol):
+    exchange: Exchange
 
 
 class _Delivered(torch.autograd.Function):
@@ -235,17 +226,13 @@ class _Delivered(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: _Sent, weights: Tensor, routing: Routing, group: object, sources: Tensor, places: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(sources, places)
-        ctx.group, ctx.sent, ctx.received = group, routing.sent, routing.received
+    def forward(ctx: _Exchange, weights: Tensor, routing: Routing) -> Tensor:
+        ctx.exchange = routing.exchange
         return routing.weights.clone()
 
     @staticmethod
-    def backward(ctx: _Sent, grad: Tensor) -> tuple[Tensor | None, ...]:
-        back = all_to_all_single_autograd(grad.contiguous(), ctx.sent, ctx.received, ctx.group)
-        return collect(_arrived(back), Copies(*ctx.saved_tensors)), None, None, None, None
+    def backward(ctx: _Exchange, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.exchange.back(grad), None
 
 
 def in_recorded_order(recorded: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -266,7 +253,7 @@ def _occurrence(ids: Tensor) -> Tensor:
     return (ids.unsqueeze(2) == ids.unsqueeze(1)).tril(-1).sum(2)
 
 
-def _on_host(counts: Tensor) -> list[list[list[int]]]:
+def _on_host(counts: Tensor) -> Any:
     """The only read of device memory in a call."""
     return counts.tolist()
 

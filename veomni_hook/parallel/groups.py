@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from math import gcd
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
@@ -28,6 +30,8 @@ __all__ = [
     "divided",
     "made_group",
     "neighbours",
+    "over_hosts",
+    "own_group",
     "sequence_group",
 ]
 
@@ -59,6 +63,8 @@ class SequenceGroup:
 
 #: The world's process group and the sequence group made for it: a job may start anew in one process.
 _made: tuple[object, SequenceGroup] | None = None
+#: What `_beside` has made, for the world's group.
+_BESIDE: WeakKeyDictionary[Any, dict[tuple[str, str | None], distributed.ProcessGroup]] = WeakKeyDictionary()
 
 
 def sequence_group() -> SequenceGroup:
@@ -82,25 +88,51 @@ def sequence_group() -> SequenceGroup:
     mesh = init_device_mesh(
         device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
     )
-    group = mesh.get_group("sp")
-    host = group if device() == "cpu" else _over_hosts(size)
-    own_group = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh, host)
-    _made = distributed.group.WORLD, own_group
-    return own_group
+    group = own_group(mesh.get_group("sp"))
+    host = over_hosts(group, "to compare the batches of a sequence group")
+    sequence = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh, host)
+    _made = distributed.group.WORLD, sequence
+    return sequence
 
 
-def _over_hosts(size: int) -> distributed.ProcessGroup:
-    """Create groups of neighbours that exchange numbers between hosts, and return that of this process."""
-    host: distributed.ProcessGroup
+def own_group(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
+    """Return a group of the same processes that is not the world's; all of them must call.
+
+    A mesh's group of all processes is the world's, on which FSDP gathers and reduces. A group does one thing
+    after the other, so there an exchange would wait for these.
+    """
+    return _beside(group, None) if group is distributed.group.WORLD else group
+
+
+def over_hosts(group: distributed.ProcessGroup, purpose: str) -> distributed.ProcessGroup:
+    """Return a group of the same processes for numbers on the host; all of them must call.
+
+    Raises:
+        ParallelError: gloo it cannot connect them; ``purpose`` says for what they are.
+    """
     try:
-        host, _ = distributed.new_subgroups(group_size=size, backend="gloo")  # type: ignore[no-untyped-call]
+        return group if device() == "cpu" else _beside(group, "gloo")
     except RuntimeError as error:
         raise ParallelError(
-            f"gloo cannot connect the processes that share sequences, to compare their batches: {error}",
+            f"gloo cannot connect processes, {purpose}: {error}",
             where=_WHERE,
             fix="set GLOO_SOCKET_IFNAME to the network between the hosts, as NCCL_SOCKET_IFNAME",
         ) from error
-    return host
+
+
+def _beside(group: distributed.ProcessGroup, backend: str | None) -> distributed.ProcessGroup:
+    """Return a second group of the same processes, on a backend (None: the world's), made once."""
+    made = _BESIDE.setdefault(distributed.group.WORLD, {})
+    key = group.group_name, backend
+    if key not in made:
+        options = getattr(group._get_backend(torch.device(device())), "options", None)
+        made[key] = distributed.new_group(
+            distributed.get_process_group_ranks(group),
+            timeout=getattr(options, "_timeout", None),
+            backend=backend,
+            use_local_synchronization=True,
+        )
+    return made[key]
 
 
 def made_group() -> SequenceGroup | None:

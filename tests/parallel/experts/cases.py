@@ -109,7 +109,9 @@ def layer(folder: Path, case: str, k: int = 3, tokens: int = 20, **options: Any)
     return layers.compare(ROUTINGS[case](calls), **options)
 
 
-def recompute(folder: Path, perturbed: str, reentrant: bool, dispatcher: str = "veomni") -> dict[str, Any]:
+def recompute(
+    folder: Path, perturbed: str, reentrant: bool, k: int = 3, dispatcher: str = "veomni"
+) -> dict[str, Any]:
     """A checkpointed router and its experts, against their gradients without a checkpoint.
 
     In the recompute, logits have other ``noise``, or the experts of a token come in another ``order``.
@@ -135,7 +137,7 @@ def recompute(folder: Path, perturbed: str, reentrant: bool, dispatcher: str = "
         # As a kernel that rounds otherwise: near ties are decided in another way.
         again = passes[0] > 1
         off = noise if perturbed == "noise" and again else 0.0
-        ids = (probabilities.detach() + off).topk(3).indices
+        ids = (probabilities.detach() + off).topk(k).indices
         if perturbed == "order" and again:
             ids = ids.roll(1, dims=1)
         weights = probabilities.gather(1, ids)
@@ -203,6 +205,9 @@ class Exchanged(TorchDispatchMode):
             rows, received, sent = args[:3]
             self._count(rows, sent)
             self.splits.append([list(sent), list(received)])
+        elif name == "_c10d_functional::all_gather_into_tensor":
+            self.splits.append([args[0].shape[0]] * 2)
+            self._count(args[0], [args[0].shape[0]] * args[1])
         elif name == "c10d::alltoall_base_":
             self.direct += 1
             # output, input, group, output splits, input splits
