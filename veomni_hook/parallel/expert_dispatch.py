@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts.torch_routing import assigned
-from veomni_hook.kernels.shared.host_values import note_derived
+from veomni_hook.kernels.shared.host_values import note_derived, note_number
 from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread
 from veomni_hook.parallel.expert_exchanges import Exchange, OfAll, OfWanted, arrived
 from veomni_hook.parallel.expert_records import current, record_checkpoints
@@ -184,13 +184,17 @@ class OncePerRank:
         local = self.num_local_experts
         ids = asked - (self.ep_mesh.get_local_rank() * local + 1)
         here = (ids >= 0) & (ids < local)
-        marked = torch.where(here, ids, local).long()
+        skips_marks = getattr(self.config, "_experts_implementation", None) in _SKIP_MARKS
+        places = self.ep_mesh.size() if count is None else ids.numel() / max(count, 1)
+        if skips_marks and places <= _SPARSE:
+            marked = torch.where(here, ids, local).long()
+            if count is None:
+                note_number(marked, here.sum(), assigned, local)
+            else:
+                note_derived(marked, count, assigned, local)
+            return Local(marked)
         if count is None:
             (count,) = _on_host(here.sum().view(1))
-        skips_marks = getattr(self.config, "_experts_implementation", None) in _SKIP_MARKS
-        if skips_marks and ids.numel() <= _SPARSE * count:
-            note_derived(marked, count, assigned, local)
-            return Local(marked)
         pairs = copies_of(here, by_place=False).first(count)
         flat = pairs.places.reshape(-1).long()
         places = flat.new_zeros(count + 1).scatter_(0, flat, torch.arange(flat.shape[0], device=flat.device))

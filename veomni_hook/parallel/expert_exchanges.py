@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
 from torch.nn.functional import pad
 
+from veomni_hook.kernels.shared.readiness import as_soon_as_ready
 from veomni_hook.parallel.expert_copies import Copies, collect, spread
 
 __all__ = ["Exchange", "OfAll", "OfWanted", "arrived"]
@@ -119,9 +120,13 @@ class _FromAll(torch.autograd.Function):
     def forward(ctx: _Group, rows: Tensor, size: int, group: str) -> Tensor:
         ctx.size, ctx.group = size, group
         equal = [rows.shape[0] // size] * size
-        returned = _OPS.wait_tensor(_OPS.all_to_all_single(rows.contiguous(), equal, equal, group))
-        summed: Tensor = returned.unflatten(0, (size, -1)).sum(0)
-        return summed
+
+        def returned(rows: Tensor) -> Tensor:
+            arriving = _OPS.all_to_all_single(rows.contiguous(), equal, equal, group)
+            return _OPS.wait_tensor(arriving)  # type: ignore[no-any-return]
+
+        # In backward, experts compute gradients of weights while those of rows travel.
+        return as_soon_as_ready(returned, rows).view(size, -1, rows.shape[1]).sum(0)
 
     @staticmethod
     def backward(ctx: _Group, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -60,6 +60,7 @@ from veomni_hook.kernels.moe_experts.triton_products import Expert, Low
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
 from veomni_hook.kernels.moe_experts.triton_tiles import row_block, worth_ordering
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS, Layout
+from veomni_hook.kernels.shared.readiness import note_ready
 
 __all__ = ["gated_or_identity", "kernel", "loses", "loses_in_float32", "refuses", "refuses_or_identity"]
 
@@ -209,6 +210,7 @@ def _backward(
     up_back = back_of(of_up, dz, routing, ordered=True)
     if needed.hidden_states:
         to_x = _input_gradient(dz, up.to(form.dtype), routing, expert, x.dtype, up_back)
+        note_ready(to_x, to_weights)
     if ordered and (needed.up or needed.up_into):
         rows = triton_products.ordered(rows, routing)
     if needed.up:

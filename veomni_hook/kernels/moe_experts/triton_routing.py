@@ -82,7 +82,7 @@ def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int, num_r
     """Return what `route` returned for the same operands, from its ``numbers``."""
     num_tokens, top_k = ids.shape
     num_pairs = num_tokens * top_k
-    max_tiles = -(-num_rows // block) + min(num_experts, num_rows) if num_experts else 0
+    max_tiles = -(-num_pairs // block) + min(num_experts, num_pairs) if num_experts else 0
     # One buffer: an allocation costs the host more than a view. Parts are aligned to 16 bytes.
     sizes = (num_pairs, num_pairs, num_pairs, num_experts + 1, 3 * max_tiles + 1)
     aligned = [-(-size // 4) * 4 for size in sizes]
@@ -107,19 +107,26 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
             f"{num_pairs} pairs of tokens and experts exceed 32-bit row numbers; split the batch"
         )
     numbers = torch.empty(numbers_of(num_pairs, num_experts), dtype=torch.int32, device=ids.device)
+    routing = routing_of(numbers, ids, num_experts, block, num_pairs)
+    _write(routing)
+    # Asked last: the host may wait for it, and the tables are made meanwhile.
     known = known_derived(ids, assigned, num_experts)
-    routing = routing_of(numbers, ids, num_experts, block, num_pairs if known is None else known)
-    max_tiles = routing.max_tiles
+    return routing if known is None else routing._replace(num_rows=known)
+
+
+def _write(routing: Routing) -> None:
+    ids, num_experts, block, max_tiles = routing.ids, routing.num_experts, routing.block, routing.max_tiles
+    num_pairs = routing.num_pairs
     if max_tiles == 0:
-        numbers.zero_()
-        return routing
+        routing.numbers.zero_()
+        return
     if num_pairs < _MANY:
         _launch_of_few(ids.device, ids.dtype, num_experts, routing.top_k, block)(
             (max(cdiv(num_pairs, _FEW_BLOCK), cdiv(max_tiles, _FEW_TILES)), 1, 1),
             routing.ids, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
             num_pairs, num_experts, max_tiles, routing.top_k,
         )  # fmt: skip
-        return routing
+        return
     # The sort's time grows with the bits of a key.
     keys = torch.empty(num_pairs, dtype=_key_dtype(num_experts), device=ids.device)
     write_keys, write_tables = _launches(ids.device, ids.dtype, num_experts, routing.top_k, block)
@@ -130,7 +137,6 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
         keys, order, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
         num_pairs, num_experts, max_tiles, routing.top_k, num_pairs.bit_length(),
     )  # fmt: skip
-    return routing
 
 
 @lru_cache(maxsize=LAUNCHES)

@@ -24,6 +24,7 @@ __all__ = [
     "known_derived",
     "note_copy",
     "note_derived",
+    "note_number",
     "note_origin",
 ]
 
@@ -119,11 +120,10 @@ def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: objec
     """Return ``make(host_copy(tensor), *arguments)``, computed once for a tensor; arguments are hashable."""
     if tensor.is_inference():
         return make(host_copy(tensor), *arguments)
-    values = _known(tensor).derived
-    key = (make, *arguments)
-    if key not in values:
-        values[key] = make(host_copy(tensor), *arguments)
-    value: _Value = values[key]
+    if (known := known_derived(tensor, make, *arguments)) is not None:
+        return known
+    value = make(host_copy(tensor), *arguments)
+    note_derived(tensor, value, make, *arguments)
     return value
 
 
@@ -135,13 +135,47 @@ def note_derived(
         _known(tensor).derived[make, *arguments] = value
 
 
+def note_number(
+    tensor: torch.Tensor, number: torch.Tensor, make: Callable[..., int], *arguments: object
+) -> None:
+    """Note that ``make(host_copy(tensor), *arguments)`` is ``number``, an element that the device computes.
+
+    It travels to the host from now on. Whoever asks for it waits for its arrival alone, and not for what the
+    device was told since.
+    """
+    if tensor.is_inference():
+        return
+    if number.device.type == "cpu":
+        note_derived(tensor, int(number), make, *arguments)
+        return
+    copy = number.to("cpu", non_blocking=True)
+    copied = torch.Event(number.device)
+    copied.record()
+    note_derived(tensor, _Coming(copy, copied), make, *arguments)
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A number on its way to the host."""
+
+    copy: torch.Tensor
+    copied: Any
+
+    def number(self) -> int:
+        self.copied.synchronize()
+        return int(self.copy)
+
+
 def known_derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: object) -> _Value | None:
-    """Return what `derived` returns, if it is known; else None, and nobody waits."""
+    """Return what `derived` returns, if it is known or on its way; else None, and nobody waits."""
     known = _KNOWN.get(id(tensor))
     if known is None or known.tensor() is not tensor or known.version != _version(tensor):
         return None
-    value: _Value | None = known.derived.get((make, *arguments))
-    return value
+    key = (make, *arguments)
+    value: Any = known.derived.get(key)
+    if isinstance(value, _Coming):
+        value = known.derived[key] = value.number()
+    return value  # type: ignore[no-any-return]
 
 
 def _of_base(tensor: torch.Tensor) -> torch.Tensor | None:
