@@ -26,7 +26,7 @@ from torch import Tensor
 from veomni_hook.kernels.moe_experts.torch_routing import assigned
 from veomni_hook.kernels.shared.host_values import note_derived, note_number
 from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread
-from veomni_hook.parallel.expert_exchanges import Exchange, OfAll, OfWanted, arrived
+from veomni_hook.parallel.expert_exchanges import Exchange, OfAll, OfWanted
 from veomni_hook.parallel.expert_records import current, record_checkpoints
 from veomni_hook.parallel.expert_units import announce, with_scaled_gradient
 from veomni_hook.parallel.groups import over_hosts, own_group
@@ -125,38 +125,37 @@ class OncePerRank:
         if record is not None:
             # In the first pass as well: both passes must save the same tensors.
             top_k_weights = in_recorded_order(routing.ids, top_k_index, top_k_weights)
-        rows = routing.exchange.there(hidden_states)
+        # The host may wait for numbers while rows travel.
+        rows = routing.exchange.there(hidden_states, partial(self._prepare, routing))
         weights = _Delivered.apply(top_k_weights, routing)  # type: ignore[no-untyped-call]
-        if routing.local is None:  # the host reads while rows travel
-            routing.local = self._local(routing.asked, routing.count)
-        rows = arrived(rows)
-        summed = self._sums(rows, weights, routing.local).to(hidden_states.dtype)
+        summed = self._sums(rows, weights, routing).to(hidden_states.dtype)
         return with_scaled_gradient(routing.exchange.back(summed), 1 / self.divisor)
 
     @torch.no_grad()
     def _route(self, top_k_index: Tensor, top_k_weights: Tensor) -> Routing:
-        ids, size = top_k_index.to(torch.int32), self.ep_mesh.size()
+        size, (tokens, k) = self.ep_mesh.size(), top_k_index.shape
+        everywhere = 1 - (1 - 1 / size) ** k >= _NEARLY_ALL
+        numbers = torch.tensor([tokens])
+        if everywhere:
+            telling: Any = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.host, async_op=True)
+        # Weights and ids in one message. Experts are numbered from 1: zeros ask for none.
+        ids = top_k_index.to(torch.int32)
+        parts = [part.contiguous().view(torch.uint8) for part in (top_k_weights, ids + 1)]
+        message = torch.cat(parts, dim=1)
         exchange: Exchange
-        if 1 - (1 - 1 / size) ** ids.shape[1] >= _NEARLY_ALL:
-            exchange, count = self._of_all(ids.shape[0]), None
+        count = None
+        if everywhere:
+            telling.wait()
+            # At least one row: not every backend gathers none.
+            exchange = OfAll(tokens, max(*numbers.tolist(), 1), self.group)
         else:
             exchange, count = self._of_wanted(ids)
-        # Weights and ids in one message. Experts are numbered from 1: zeros ask for none.
-        parts = [part.contiguous().view(torch.uint8) for part in (top_k_weights, ids + 1)]
-        message = arrived(exchange.there(torch.cat(parts, dim=1)))
         # Copies, even of a single row: a part may begin where its dtype cannot.
         weights, asked = (
             part.clone(memory_format=torch.contiguous_format)
-            for part in torch.split(message, [part.shape[1] for part in parts], dim=1)
+            for part in torch.split(exchange.there(message), [part.shape[1] for part in parts], dim=1)
         )
         return Routing(ids, weights.view(top_k_weights.dtype), exchange, asked.view(ids.dtype), count)
-
-    def _of_all(self, tokens: int) -> OfAll:
-        numbers = torch.tensor([tokens])
-        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.host)
-        (most,) = numbers.tolist()
-        # At least one row: not every backend gathers none.
-        return OfAll(tokens, max(most, 1), self.ep_mesh.size(), self.group.group_name)
 
     def _of_wanted(self, ids: Tensor) -> tuple[OfWanted, int]:
         """Return the exchange of rows, and how many pairs this rank receives."""
@@ -177,6 +176,10 @@ class OncePerRank:
         sent, received = [rows for rows, _ in outgoing], [rows for rows, _ in incoming]
         of_wanted = OfWanted(copies.first(sum(sent)), sent, received, self.group)
         return of_wanted, sum(of_rank for _, of_rank in incoming)
+
+    def _prepare(self, routing: Routing) -> None:
+        if routing.local is None:
+            routing.local = self._local(routing.asked, routing.count)
 
     @torch.no_grad()
     def _local(self, asked: Tensor, count: int | None) -> Local:
@@ -201,8 +204,10 @@ class OncePerRank:
         places = places[:count]
         return Local(ids.reshape(-1).index_select(0, places).long().unsqueeze(1), pairs, places)
 
-    def _sums(self, rows: Tensor, weights: Tensor, local: Local) -> Tensor:
+    def _sums(self, rows: Tensor, weights: Tensor, routing: Routing) -> Tensor:
         """Return the weighted sum of this rank's experts for each received row."""
+        local = routing.local
+        assert local is not None  # noqa: S101 - `_prepare` was called
         if local.pairs is None or local.places is None:
             return self._experts(rows, local.ids, weights)
         of_pairs = weights.reshape(-1).index_select(0, local.places).unsqueeze(1)

@@ -3,25 +3,27 @@
 `there` takes ``[tokens, width]`` to ``[received, width]``, `back` takes ``[received, width]`` to the sums
 ``[tokens, width]`` of what the ranks return for a token. Each is the gradient of the other. Sums are formed
 in float32, in the order of ranks, and rounded once.
-
-`there` returns rows that may still be on their way; `arrived` waits for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import torch
-from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
+import torch.distributed as dist
+from torch import Tensor, autograd
 from torch.nn.functional import pad
 
 from veomni_hook.kernels.shared.readiness import as_soon_as_ready
 from veomni_hook.parallel.expert_copies import Copies, collect, spread
 
-__all__ = ["Exchange", "OfAll", "OfWanted", "arrived"]
+__all__ = ["Exchange", "OfAll", "OfWanted"]
 
-_OPS = torch.ops._c10d_functional
+Splits: TypeAlias = list[int] | None
+
+
+def _nothing() -> None:
+    pass
 
 
 class OfWanted(NamedTuple):
@@ -39,14 +41,16 @@ class OfWanted(NamedTuple):
     received: list[int]
     group: Any
 
-    def there(self, rows: Tensor) -> Tensor:
-        """Return what the ranks send here of their ``rows``, in the order of ranks."""
-        return _exchanged(spread(rows, self.copies), self.sent, self.received, self.group)
+    def there(self, rows: Tensor, meanwhile: Callable[[], None] = _nothing) -> Tensor:
+        """Return what the ranks send here of their ``rows``, in the order of ranks.
+
+        The host calls ``meanwhile`` when rows are on their way.
+        """
+        return _exchanged(spread(rows, self.copies), self.sent, self.received, self.group, meanwhile)
 
     def back(self, rows: Tensor) -> Tensor:
         """Return, for each row of this rank, the sum of what the ranks made of it."""
-        returned = _exchanged(rows, self.received, self.sent, self.group)
-        return collect(arrived(returned), self.copies)
+        return collect(_exchanged(rows, self.received, self.sent, self.group), self.copies)
 
 
 class OfAll(NamedTuple):
@@ -55,87 +59,107 @@ class OfAll(NamedTuple):
     Attributes:
         tokens: rows of this rank.
         most: rows of the rank that has most; the others add rows of zeros.
-        size: how many ranks there are.
-        group: the ranks, by name.
+        group: the ranks.
     """
 
     tokens: int
     most: int
-    size: int
-    group: str
+    group: Any
 
-    def there(self, rows: Tensor) -> Tensor:
-        """Return the ``rows`` of all ranks, in the order of ranks."""
+    def there(self, rows: Tensor, meanwhile: Callable[[], None] = _nothing) -> Tensor:
+        """Return the ``rows`` of all ranks, in the order of ranks.
+
+        The host calls ``meanwhile`` when rows are on their way.
+        """
         missing = self.most - self.tokens
-        return _to_all(pad(rows, (0, 0, 0, missing)) if missing else rows, self.size, self.group)
+        return _to_all(pad(rows, (0, 0, 0, missing)) if missing else rows, self.group, meanwhile)
 
     def back(self, rows: Tensor) -> Tensor:
         """Return, for each row of this rank, the sum of what the ranks made of it."""
-        return _from_all(rows, self.size, self.group)[: self.tokens]
+        return _from_all(rows, self.group)[: self.tokens]
 
 
 #: How the rows of one call travel.
 Exchange: TypeAlias = OfWanted | OfAll
 
 
-def arrived(rows: Tensor) -> Tensor:
-    """Wait for ``rows``: kernels must not get a tensor whose data may still arrive."""
-    return _Arrived.apply(rows)  # type: ignore[no-untyped-call,no-any-return]
+class _Context(Protocol):
+    group: Any
+    sent: list[int]
+    received: list[int]
 
 
-class _Arrived(torch.autograd.Function):
+# Plain collectives: the operators of torch's functional ones take the host several times as long.
+
+
+class _Exchanged(autograd.Function):
     @staticmethod
-    def forward(ctx: object, rows: Tensor) -> Tensor:
-        waited: Tensor = wait_tensor(rows)  # type: ignore[no-untyped-call]
-        return waited
-
-    @staticmethod
-    def backward(ctx: object, grad: Tensor) -> Tensor:
-        return grad.contiguous()
-
-
-def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
-    return all_to_all_single_autograd(rows.contiguous(), received, sent, group)
-
-
-class _Group(Protocol):
-    size: int
-    group: str
-
-
-class _ToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Group, rows: Tensor, size: int, group: str) -> Tensor:
-        ctx.size, ctx.group = size, group
-        gathered: Tensor = _OPS.all_gather_into_tensor(rows.contiguous(), size, group)
-        return gathered
+    def forward(
+        ctx: _Context,
+        rows: Tensor,
+        sent: list[int],
+        received: list[int],
+        group: object,
+        meanwhile: Callable[[], None],
+    ) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        arrived = rows.new_empty(sum(received), rows.shape[1])
+        return _all_to_all(arrived, rows, received, sent, group, meanwhile)
 
     @staticmethod
-    def backward(ctx: _Group, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _from_all(grad, ctx.size, ctx.group), None, None
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _exchanged(grad, ctx.received, ctx.sent, ctx.group), None, None, None, None
 
 
-class _FromAll(torch.autograd.Function):
+class _ToAll(autograd.Function):
     @staticmethod
-    def forward(ctx: _Group, rows: Tensor, size: int, group: str) -> Tensor:
-        ctx.size, ctx.group = size, group
-        equal = [rows.shape[0] // size] * size
+    def forward(ctx: _Context, rows: Tensor, group: Any, meanwhile: Callable[[], None]) -> Tensor:
+        ctx.group = group
+        arrived = rows.new_empty(group.size() * rows.shape[0], rows.shape[1])
+        work: Any = dist.all_gather_into_tensor(arrived, rows.contiguous(), group=group, async_op=True)
+        meanwhile()
+        work.wait()
+        return arrived
+
+    @staticmethod
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _from_all(grad, ctx.group), None, None
+
+
+class _FromAll(autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, rows: Tensor, group: Any) -> Tensor:
+        ctx.group = group
 
         def returned(rows: Tensor) -> Tensor:
-            arriving = _OPS.all_to_all_single(rows.contiguous(), equal, equal, group)
-            return _OPS.wait_tensor(arriving)  # type: ignore[no-any-return]
+            return _all_to_all(rows.new_empty(rows.shape), rows, None, None, group, _nothing)
 
         # In backward, experts compute gradients of weights while those of rows travel.
-        return as_soon_as_ready(returned, rows).view(size, -1, rows.shape[1]).sum(0)
+        return as_soon_as_ready(returned, rows).view(group.size(), -1, rows.shape[1]).sum(0)
 
     @staticmethod
-    def backward(ctx: _Group, grad: Tensor) -> tuple[Tensor, None, None]:
-        return arrived(_to_all(grad, ctx.size, ctx.group)), None, None
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None]:
+        return _to_all(grad, ctx.group), None
 
 
-def _to_all(rows: Tensor, size: int, group: str) -> Tensor:
-    return _ToAll.apply(rows, size, group)  # type: ignore[no-untyped-call,no-any-return]
+def _all_to_all(
+    arrived: Tensor, rows: Tensor, received: Splits, sent: Splits, group: Any, meanwhile: Callable[[], None]
+) -> Tensor:
+    work: Any = dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group, async_op=True)
+    meanwhile()
+    work.wait()
+    return arrived
 
 
-def _from_all(rows: Tensor, size: int, group: str) -> Tensor:
-    return _FromAll.apply(rows, size, group)  # type: ignore[no-untyped-call,no-any-return]
+def _exchanged(
+    rows: Tensor, sent: list[int], received: list[int], group: Any, meanwhile: Callable[[], None] = _nothing
+) -> Tensor:
+    return _Exchanged.apply(rows, sent, received, group, meanwhile)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _to_all(rows: Tensor, group: Any, meanwhile: Callable[[], None] = _nothing) -> Tensor:
+    return _ToAll.apply(rows, group, meanwhile)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _from_all(rows: Tensor, group: Any) -> Tensor:
+    return _FromAll.apply(rows, group)  # type: ignore[no-untyped-call,no-any-return]

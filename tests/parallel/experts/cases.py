@@ -165,7 +165,6 @@ def recompute(
     of_experts = max(of for name, of in far.items() if name.startswith(("gate", "down")))
     return {
         "far": max(far.values()), "of_experts": of_experts, "drifted": drifted, "splits": exchanged.splits,
-        "direct": exchanged.direct,
     }  # fmt: skip
 
 
@@ -195,25 +194,22 @@ class Exchanged(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.splits: list[Any] = []
-        self.sent = self.within = self.reads = self.direct = 0
+        self.sent = self.within = self.reads = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.name()
-        if name.startswith(
+        world = dist.get_world_size()
+        if name == "c10d::alltoall_base_":  # output, input, group, output splits, input splits
+            sent = list(args[4]) or [args[1].shape[0] // world] * world
+            self.splits.append([sent, list(args[3])])
+            self._count(args[1], sent)
+        elif name == "c10d::_allgather_base_":  # output, input
+            self.splits.append(args[1].shape[0])
+            self._count(args[1], [args[1].shape[0]] * world)
+        elif name.startswith(
             ("_c10d_functional::all_to_all_single", "_c10d_functional_autograd::all_to_all_single")
-        ):
-            rows, received, sent = args[:3]
-            self._count(rows, sent)
-            self.splits.append([list(sent), list(received)])
-        elif name == "_c10d_functional::all_gather_into_tensor":
-            self.splits.append([args[0].shape[0]] * 2)
-            self._count(args[0], [args[0].shape[0]] * args[1])
-        elif name == "c10d::alltoall_base_":
-            self.direct += 1
-            # output, input, group, output splits, input splits
-            self._count(
-                args[1], args[4] or [args[1].shape[0] // dist.get_world_size()] * dist.get_world_size()
-            )
+        ):  # of transformers
+            self._count(args[0], args[2])
         elif name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
             self.reads += 1
         return function(*args, **kwargs or {})
