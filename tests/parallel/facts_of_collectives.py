@@ -122,6 +122,7 @@ def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     process.tell(sizes)
     GROUP = groups.sequence_group()
     assert groups.sequence_group() is GROUP
+    assert GROUP.name != distributed.group.WORLD.group_name  # FSDP's collectives are on the world's
     FACTS["group"] = [GROUP.rank, GROUP.size, distributed.get_process_group_ranks(GROUP.mesh.get_group("sp"))]
     FACTS["data"] = data_shard()
     n = GROUP.size

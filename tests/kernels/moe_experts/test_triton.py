@@ -20,7 +20,7 @@ from veomni_hook.kernels.moe_experts import triton_products, triton_routing
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS
 from veomni_hook.kernels.moe_experts.torch_routing import assigned
 from veomni_hook.kernels.moe_experts.triton_routing import route
-from veomni_hook.kernels.shared.host_values import note_derived
+from veomni_hook.kernels.shared.host_values import note_number
 
 TRITON = BACKENDS["triton"]
 operands_of, side, refusal, assert_same = TRITON.operands, TRITON.side, TRITON.refusal, TRITON.assert_same
@@ -69,29 +69,37 @@ def test_of_what_is_frozen_no_gradient_is_computed(piece, frozen, monkeypatch):
         assert_same("gated", operands)
 
 
-@pytest.mark.sample(1)
-@some_layouts
-def test_only_assigned_pairs_have_rows_where_their_number_is_known(name, monkeypatch):
+def noted_rows(monkeypatch):
+    """Note how many ids are assigned wherever rows are allocated, and return how many rows there are."""
     rows = []
 
     def noted(ids, *others):
-        note_derived(ids, assigned(ids, EXPERTS), assigned, EXPERTS)
-        routing = route(ids, *others)
-        rows.append((routing.num_rows, assigned(ids, EXPERTS), ids.numel()))
-        return routing
+        count = ((ids >= 0) & (ids < EXPERTS)).sum()
+        note_number(ids, count, assigned, EXPERTS)
+        rows.append((route(ids, *others).num_rows, int(count)))
+        return route(ids, *others)
 
     monkeypatch.setattr(ours, "route", noted)
-    assert_same(name, operands_of(name))
-    assert rows and all(allocated == count < pairs for allocated, count, pairs in rows)
+    return rows
+
+
+@pytest.mark.sample(1)
+@some_layouts
+def test_only_assigned_pairs_have_rows_where_their_number_is_known(name, monkeypatch):
+    rows = noted_rows(monkeypatch)
+    operands = operands_of(name)
+    assert_same(name, operands)
+    assert rows and all(allocated == count < operands[1].numel() for allocated, count in rows)
 
 
 def test_no_rows_where_nothing_is_assigned(monkeypatch):
+    rows = noted_rows(monkeypatch)
     x, ids, *others = operands_of("gated")
     leaves = [x, torch.full_like(ids, EXPERTS), *others]
-    note_derived(leaves[1], 0, assigned, EXPERTS)
     leaves = [each.requires_grad_(each.is_floating_point()) for each in leaves]
     result = side("gated")(*leaves)
     result.sum().backward()
+    assert rows == [(0, 0)]
     assert not result.any() and not any(each.grad.any() for each in leaves if each.requires_grad)
 
 

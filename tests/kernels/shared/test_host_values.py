@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from veomni_hook.kernels.shared.host_values import (
     host_copies,
     host_copy,
     known_copy,
+    known_derived,
     note_copy,
+    note_number,
     note_origin,
 )
 
@@ -91,6 +94,36 @@ def test_values_are_derived_once():
     assert calls == [2, 3]
     tensor += 1
     assert derived(tensor, total, 2) == 10
+
+
+def test_a_number_is_waited_for_when_it_is_asked_for():
+    waits = []
+    copied = SimpleNamespace(synchronize=lambda: waits.append(1))
+    tensor = elsewhere(2)
+    host_values.note_derived(tensor, host_values._Coming(torch.tensor(3), copied), len)
+    assert waits == []
+    assert [known_derived(tensor, len), derived(tensor, len), known_derived(tensor, len)] == [3, 3, 3]
+    assert waits == [1]
+    tensor.add_(1)
+    assert known_derived(tensor, len) is None
+
+
+def test_a_number_of_the_cpu_is_known():
+    tensor = elsewhere(2)
+    note_number(tensor, torch.tensor(3), len)
+    assert known_derived(tensor, len) == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_number_of_the_device_arrives_before_what_the_device_does_next():
+    tensor = torch.zeros(2, device="cuda")
+    note_number(tensor, torch.full((), 3, device="cuda"), len)
+    busy, done = torch.randn(8192, 8192, device="cuda"), torch.cuda.Event()
+    for _ in range(50):
+        busy = busy @ busy
+    done.record()
+    assert known_derived(tensor, len) == 3
+    assert not done.query()
 
 
 def test_an_origin_is_read_when_the_result_is():
