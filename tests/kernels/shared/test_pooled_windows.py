@@ -68,7 +68,8 @@ def agree(found, expected, tolerance=2e-5):
     close(found[0], expected[0], tolerance)
     assert found[1].keys() == expected[1].keys()
     for name, truth in expected[1].items():
-        close(found[1][name], truth, 10 * tolerance)
+        # Sums that cancel, in float32: 2.2e-4 on one processor. A leak changes logits by 1e-2.
+        close(found[1][name], truth, 50 * tolerance)
 
 
 @pytest.mark.parametrize("lengths", ROWS.values(), ids=ROWS)
