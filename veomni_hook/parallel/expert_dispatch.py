@@ -188,8 +188,8 @@ class OncePerRank:
         ids = asked - (self.ep_mesh.get_local_rank() * local + 1)
         here = (ids >= 0) & (ids < local)
         skips_marks = getattr(self.config, "_experts_implementation", None) in _SKIP_MARKS
-        places = self.ep_mesh.size() if count is None else ids.numel() / max(count, 1)
-        if skips_marks and places <= _SPARSE:
+        for_each = self.ep_mesh.size() if count is None else ids.numel() / max(count, 1)
+        if skips_marks and for_each <= _SPARSE:
             marked = torch.where(here, ids, local).long()
             if count is None:
                 note_number(marked, here.sum(), assigned, local)
