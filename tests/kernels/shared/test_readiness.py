@@ -1,8 +1,12 @@
 """Work on a tensor that is ready before its stream is."""
 
+import copy
+import io
+
 import pytest
 import torch
 
+from veomni_hook.kernels.shared import readiness
 from veomni_hook.kernels.shared.readiness import as_soon_as_ready, note_ready
 
 
@@ -11,6 +15,18 @@ def test_without_a_note_it_is_a_call():
     note_ready(None)
     note_ready(tensor)
     assert as_soon_as_ready(torch.clone, tensor).equal(tensor)
+
+
+def test_a_noted_tensor_is_copied_and_saved_without_its_note():
+    tensor = torch.ones(3)
+    tensor._veomni_ready = readiness._Ready(object(), tensor._version)
+    kept = io.BytesIO()
+    torch.save(tensor, kept)
+    kept.seek(0)
+    for other in (copy.deepcopy(tensor), torch.load(kept)):
+        assert as_soon_as_ready(torch.clone, other).equal(tensor)
+    tensor.add_(1)  # as autograd adds up gradients: the note is of what was
+    assert as_soon_as_ready(torch.clone, tensor).equal(torch.full((3,), 2.0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

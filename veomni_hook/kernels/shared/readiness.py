@@ -7,6 +7,7 @@ processes while the others are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -19,6 +20,18 @@ _ATTRIBUTE = "_veomni_ready"
 _LEAST = 2**20
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """When a tensor is ready, unless it was changed in place since, as autograd does to add to a gradient."""
+
+    event: torch.cuda.Event
+    version: int
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A tensor that is saved or copied leaves it behind, and can be loaded with `weights_only`.
+        return torch.Size, ((),)
+
+
 def note_ready(tensor: Tensor | None, *others: Tensor | None) -> None:
     """Note that the tensors are what the current stream was told to compute until now."""
     if tensor is None or not tensor.is_cuda or tensor.numel() < _LEAST:
@@ -27,7 +40,7 @@ def note_ready(tensor: Tensor | None, *others: Tensor | None) -> None:
     event.record()
     for ready in (tensor, *others):
         if ready is not None:
-            setattr(ready, _ATTRIBUTE, event)
+            setattr(ready, _ATTRIBUTE, _Ready(event, ready._version))
 
 
 def as_soon_as_ready(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
@@ -36,11 +49,11 @@ def as_soon_as_ready(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Te
     The current stream waits for the result. Without a note, and for a tensor that is not the noted one but
     was computed from it, this is a call.
     """
-    event = getattr(tensor, _ATTRIBUTE, None)
-    if event is None or torch.cuda.is_current_stream_capturing():
+    noted = getattr(tensor, _ATTRIBUTE, None)
+    if not isinstance(noted, _Ready) or noted.version != tensor._version:
         return function(tensor)
     current, beside = torch.cuda.current_stream(tensor.device), _stream(tensor.device)
-    beside.wait_event(event)
+    beside.wait_event(noted.event)
     with torch.cuda.stream(beside):
         result = function(tensor)
     current.wait_stream(beside)
