@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.finders.conftest import HOOK, TINY, warnings_of
+from tests.finders.conftest import HOOK, SHOW, TINY, warnings_of
 
 LOOK = f"""
 import inspect, json, linecache, pickle, copy, traceback, typing, veomni_hook.install
@@ -40,6 +40,13 @@ print(json.dumps({
     assert "+ 100" in got["frame"][1]
     assert (got["name"], got["package"]) == (TINY, TINY.rpartition(".")[0])
     assert got["loader_source"] is True
+
+
+def test_torch_is_imported_by_nobody_but_the_module(python):
+    """It takes seconds, also of commands that only show patched code."""
+    for _ in ("miss", "hit"):
+        ran = python(f"{HOOK}{SHOW}; import sys, json; print(json.dumps('torch' in sys.modules))")
+        assert ran.result is False
 
 
 def test_pickle_copy_and_type_hints(python):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
 from veomni_hook.kernels.shared.sizes import SIZES
-from veomni_hook.memory.host import BLOCKS
 from veomni_hook.settings import AUTO, MEMORY
 from veomni_hook.sizes import bytes_of
 
@@ -96,8 +96,9 @@ def tell(text: str, *, shared: bool = False, say: Callable[[str], None] | None =
     if text != _told.text:
         _set(parsed(text))
     _told.text, _told.shared, _told.say = text, shared, say
-    if not _in_force.offload:
-        BLOCKS.release()
+    # Blocks exist where their module, which imports torch, was imported.
+    if not _in_force.offload and (host := sys.modules.get("veomni_hook.memory.host")) is not None:
+        host.BLOCKS.release()
 
 
 def say(line: str) -> None:
