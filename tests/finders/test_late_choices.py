@@ -27,8 +27,15 @@ print(json.dumps([slots, [str(one.message) for one in told], read]))
 """
 
 
-@pytest.mark.parametrize("kernels", ["auto", "nn_layer_norm=reference"])
-@pytest.mark.parametrize("family", ["gpt2", "bros"], ids=["patched", "with no other op"])
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [
+        pytest.param("gpt2", "auto", id="patched, late"),
+        pytest.param("bros", "auto", id="with no other op, late", marks=pytest.mark.slow),
+        pytest.param("gpt2", "nn_layer_norm=reference", id="patched, before", marks=pytest.mark.slow),
+        pytest.param("bros", "nn_layer_norm=reference", id="with no other op, before"),
+    ],
+)
 def test_a_name_that_comes_late_is_told_once(family: str, kernels: str, tmp_path: Path) -> None:
     module = f"transformers.models.{family}.modeling_{family}"
     for _ in ("miss", "hit"):
