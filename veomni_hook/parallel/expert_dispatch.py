@@ -53,16 +53,15 @@ class Routing:
         ids: ``[T, k]``: the experts of this rank's tokens.
         weights: ``[M, k]``: the weights of the received rows, without gradient.
         exchange: how rows travel.
-        asked: ``[M, k]``: the experts of the received rows, numbered from 1.
-        count: how many of them are this rank's; None: only the device knows.
-        local: what this rank's experts are asked for; None until the host knows how much that is.
+        asked: ``[M, k]``: the experts of the received rows, numbered from 1, and how many of them are this
+            rank's (None: only the device knows); until ``local`` is made of it.
+        local: what this rank's experts are asked for.
     """
 
     ids: Tensor
     weights: Tensor
     exchange: Exchange
-    asked: Tensor
-    count: int | None
+    asked: tuple[Tensor, int | None] | None
     local: Local | None = None
 
 
@@ -135,8 +134,8 @@ class OncePerRank:
     def _route(self, top_k_index: Tensor, top_k_weights: Tensor) -> Routing:
         size, (tokens, k) = self.ep_mesh.size(), top_k_index.shape
         everywhere = 1 - (1 - 1 / size) ** k >= _NEARLY_ALL
-        numbers = torch.tensor([tokens])
         if everywhere:
+            numbers = torch.tensor([tokens])
             telling: Any = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.host, async_op=True)
         # Weights and ids in one message. Experts are numbered from 1: zeros ask for none.
         ids = top_k_index.to(torch.int32)
@@ -155,7 +154,7 @@ class OncePerRank:
             part.clone(memory_format=torch.contiguous_format)
             for part in torch.split(exchange.there(message), [part.shape[1] for part in parts], dim=1)
         )
-        return Routing(ids, weights.view(top_k_weights.dtype), exchange, asked.view(ids.dtype), count)
+        return Routing(ids, weights.view(top_k_weights.dtype), exchange, (asked.view(ids.dtype), count))
 
     def _of_wanted(self, ids: Tensor) -> tuple[OfWanted, int]:
         """Return the exchange of rows, and how many pairs this rank receives."""
@@ -178,8 +177,8 @@ class OncePerRank:
         return of_wanted, sum(of_rank for _, of_rank in incoming)
 
     def _prepare(self, routing: Routing) -> None:
-        if routing.local is None:
-            routing.local = self._local(routing.asked, routing.count)
+        if routing.asked is not None:
+            routing.local, routing.asked = self._local(*routing.asked), None
 
     @torch.no_grad()
     def _local(self, asked: Tensor, count: int | None) -> Local:
@@ -263,7 +262,7 @@ def _occurrence(ids: Tensor) -> Tensor:
 
 
 def _on_host(counts: Tensor) -> Any:
-    """The only read of device memory in a call."""
+    """A read of device memory; a call has one, here or by `note_number`."""
     return counts.tolist()
 
 

@@ -19,7 +19,7 @@ from veomni_hook.parallel.expert_copies import Copies, collect, spread
 
 __all__ = ["Exchange", "OfAll", "OfWanted"]
 
-Splits: TypeAlias = list[int] | None
+_Splits: TypeAlias = list[int] | None
 
 
 def _nothing() -> None:
@@ -143,7 +143,7 @@ class _FromAll(autograd.Function):
 
 
 def _all_to_all(
-    arrived: Tensor, rows: Tensor, received: Splits, sent: Splits, group: Any, meanwhile: Callable[[], None]
+    arrived: Tensor, rows: Tensor, received: _Splits, sent: _Splits, group: Any, meanwhile: Callable[[], None]
 ) -> Tensor:
     work: Any = dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group, async_op=True)
     meanwhile()

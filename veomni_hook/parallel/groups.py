@@ -108,7 +108,7 @@ def over_hosts(group: distributed.ProcessGroup, purpose: str) -> distributed.Pro
     """Return a group of the same processes for numbers on the host; all of them must call.
 
     Raises:
-        ParallelError: gloo it cannot connect them; ``purpose`` says for what they are.
+        ParallelError: gloo cannot connect them; ``purpose`` is why it has to.
     """
     try:
         return group if device() == "cpu" else _beside(group, "gloo")

@@ -43,6 +43,12 @@ def test_few_of_many_places(four, kind):
     close(four.run("cases:layer", case="random", kind=kind, k=8))
 
 
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_rank_without_tokens(two, k):
+    """It sends no rows where they are wanted, and rows of zeros where all are sent."""
+    close(two.run("cases:layer", case="zero tokens on one rank", k=k))
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("perturbed", ["", "noise", "order"])

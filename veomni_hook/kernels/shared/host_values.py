@@ -120,10 +120,11 @@ def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: objec
     """Return ``make(host_copy(tensor), *arguments)``, computed once for a tensor; arguments are hashable."""
     if tensor.is_inference():
         return make(host_copy(tensor), *arguments)
-    if (known := known_derived(tensor, make, *arguments)) is not None:
-        return known
-    value = make(host_copy(tensor), *arguments)
-    note_derived(tensor, value, make, *arguments)
+    values = _known(tensor).derived
+    key = (make, *arguments)
+    if key not in values:
+        values[key] = make(host_copy(tensor), *arguments)
+    value: _Value = _arrived(values, key)
     return value
 
 
@@ -167,15 +168,19 @@ class _Coming:
 
 
 def known_derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: object) -> _Value | None:
-    """Return what `derived` returns, if it is known or on its way; else None, and nobody waits."""
+    """Return what `derived` returns, if it is known, or is a number on its way; else None at once."""
     known = _KNOWN.get(id(tensor))
     if known is None or known.tensor() is not tensor or known.version != _version(tensor):
         return None
     key = (make, *arguments)
-    value: Any = known.derived.get(key)
-    if isinstance(value, _Coming):
-        value = known.derived[key] = value.number()
-    return value  # type: ignore[no-any-return]
+    value: _Value | None = _arrived(known.derived, key) if key in known.derived else None
+    return value
+
+
+def _arrived(values: dict[Any, Any], key: object) -> Any:
+    if isinstance(values[key], _Coming):
+        values[key] = values[key].number()
+    return values[key]
 
 
 def _of_base(tensor: torch.Tensor) -> torch.Tensor | None:
