@@ -20,6 +20,13 @@ from benchmarks._families import Family
 #: Steps of a turn that are not measured: the allocator's memory went back after the last turn.
 WARM = 2
 NEW_TOKENS = 64
+#: The modes of torch.compile, by side.
+MODES = {
+    "compile": None,
+    "ours+compile": None,
+    "compile+graphs": "reduce-overhead",
+    "ours+graphs": "reduce-overhead",
+}
 
 
 class Worker:
@@ -38,8 +45,8 @@ class Worker:
 
         if self.model is None:
             self._make(Family(*family), liger=side == "liger")
-        compiled = side.endswith("compile")
-        self.runs[side] = torch.compile(self.model) if compiled else self.model
+        compiled = side in MODES
+        self.runs[side] = torch.compile(self.model, mode=MODES[side]) if compiled else self.model
         before = _counted()
         self._synchronize()
         began = time.perf_counter()

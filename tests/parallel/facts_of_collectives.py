@@ -6,14 +6,18 @@ summed over the group, as the averages of parameters would be.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import data_shard, groups, process
+from veomni_hook.parallel import data_shard, groups, peer_memory, process
 from veomni_hook.parallel.collectives import all_averaged, gathered, own_part, to_heads, to_positions
 
 FACTS: dict[str, object] = {}
@@ -110,6 +114,79 @@ def check_traced() -> None:
     FACTS["traced"] = max(difference(expected.detach(), got.detach()), difference(x.grad, y.grad))
 
 
+class SharedFiles:
+    """What torch's handle of peers' memory does, by files; the devices' barrier is the hosts'."""
+
+    def __init__(self, group: Any, size: int, device: torch.device) -> None:
+        folder = [tempfile.mkdtemp()]
+        distributed.broadcast_object_list(folder, group_src=0, group=group)
+        self.group, self.rounds = group, -1
+        self.parts = [
+            torch.from_file(f"{folder[0]}/{rank}", shared=True, size=size, dtype=torch.uint8)
+            for rank in range(group.size())
+        ]
+        self.buffer_ptrs = [part.data_ptr() for part in self.parts]
+        self.parts[group.rank()].fill_(255)
+        self.barrier(0, 0)
+
+    def barrier(self, channel: int, timeout: int) -> None:
+        self.rounds += 1
+        distributed.barrier(self.group)
+
+
+def check_peers() -> None:
+    """The exchanges again, through memory that processes share; more than once, so that halves are reused."""
+    n, double, single = GROUP.size, torch.float64, torch.float32
+    expected = {name: FACTS.pop(name) for name in [*FACTS] if name.startswith(("to ", "gradient "))}
+    made = []
+
+    def shared(*operands: Any) -> Any:
+        made.append(SharedFiles(*operands))
+        return made[-1].parts[GROUP.rank], made[-1]
+
+    with patch.multiple(
+        peer_memory, reachable=lambda _: True, symmetric=shared, refuses=lambda *_: None, _HALF=4864
+    ):
+        for _ in range(2):
+            check_heads((4, 4, 4), (2 * n, n), (double, double, double))
+            check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
+            check_heads((6, 6, 4), (n, n), (double, double, double))
+            check_heads((4, 4, 4), (2 * n, n), (double, single, double))
+    (files,) = made
+    FACTS["rounds"] = files.rounds
+    FACTS.update({f"{name} through peers": FACTS.pop(name) for name in expected})
+    FACTS.update(expected)
+
+
+def check_refusals() -> None:
+    """Processes that cannot share memory use collectives, all of them; nobody is asked twice."""
+    asked = []
+
+    def symmetric(*_: object) -> None:
+        asked.append(None)
+        if GROUP.rank == 0:
+            raise RuntimeError("no pidfd_getfd here")
+
+    with patch.multiple(peer_memory, reachable=lambda _: True, refuses=lambda *_: None):
+        peer_memory._MADE.clear()
+        with (
+            patch.object(peer_memory, "symmetric", symmetric),
+            patch.object(peer_memory.Mailbox, "__init__", symmetric),
+        ):
+            x = torch.zeros(1, 2, GROUP.size, 4)
+            FACTS["refused"] = [peer_memory.mailbox(GROUP, x.device) for _ in range(2)]
+    FACTS["asked"] = len(asked)
+    (reason,) = peer_memory._MADE.values()
+    FACTS["reason"] = reason
+    peer_memory._MADE.clear()
+    processes = distributed_c10d._resolve_process_group(GROUP.name)
+    for name, value in (("LOCAL_WORLD_SIZE", "1"), ("NCCL_P2P_DISABLE", "1")):
+        with patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "64", name: value}):
+            FACTS[name] = peer_memory.refuses(processes)
+    with patch.dict(os.environ, LOCAL_WORLD_SIZE="64"):
+        FACTS["one host"] = peer_memory.refuses(processes)
+
+
 def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     """Return all of them; ``join`` joins the group of processes."""
     global GROUP
@@ -133,6 +210,8 @@ def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
     check_heads((6, 6, 4), (n, n), (double, double, double))
     check_heads((4, 4, 4), (2 * n, n), (double, single, double))
+    check_peers()
+    check_refusals()
     check_average()
     if distributed.get_world_size() == 2:
         check_traced()

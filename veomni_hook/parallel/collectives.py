@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 
 from veomni_hook.kernels.shared.autograd import applied, is_recorded
 from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.peer_memory import mailbox
 
 __all__ = [
     "all_averaged",
@@ -110,22 +111,46 @@ def _heads_of(group: SequenceGroup, *positions: torch.Tensor) -> tuple[torch.Ten
 
     In this order in memory: implementations of attention copy to it what they have in another.
     """
+    if (arrived := _through_peers(positions, 2, 1, group)) is not None:
+        return tuple(x.flatten(1, 2) for x in arrived)
     blocks = []
     for x in positions:
         batch, part, heads, width = x.shape
         by_rank = x.reshape(batch, part, group.size, heads // group.size, width)
         blocks.append(_contiguous(by_rank.permute(2, 1, 0, 3, 4)))
-    arrived = (x.flatten(0, 1).transpose(0, 1) for x in _exchanged(blocks, group))
-    return tuple(_contiguous(x) for x in arrived)
+    received = (x.flatten(0, 1).transpose(0, 1) for x in _exchanged(blocks, group))
+    return tuple(_contiguous(x) for x in received)
 
 
 def _positions_of(group: SequenceGroup, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Exchange ``[batch, all, heads / size, width]`` for ``[batch, part, heads, width]``."""
+    if (arrived := _through_peers(heads, 1, 2, group)) is not None:
+        return tuple(x.flatten(2, 3) for x in arrived)
     by_position = [_contiguous(x.transpose(0, 1)) for x in heads]
     blocks = [x.reshape(group.size, -1, *x.shape[1:]) for x in by_position]
     return tuple(
-        _contiguous(arrived.permute(2, 1, 0, 3, 4)).flatten(2, 3) for arrived in _exchanged(blocks, group)
+        _contiguous(received.permute(2, 1, 0, 3, 4)).flatten(2, 3) for received in _exchanged(blocks, group)
     )
+
+
+def _through_peers(
+    tensors: Sequence[torch.Tensor], cut: int, joined: int, group: SequenceGroup
+) -> list[torch.Tensor] | None:
+    """Send each process its part of dimension ``cut``; what comes is one more dimension, at ``joined``.
+
+    None: nothing was sent, the processes do not share memory.
+    """
+    if torch.compiler.is_compiling() or (peers := mailbox(group, tensors[0].device)) is None:
+        return None
+    sources, targets = [], []
+    for x in tensors:
+        blocks = _wide(x if x.stride(-1) == 1 else x.contiguous())
+        blocks = blocks.unflatten(cut, (group.size, -1)).movedim(cut, 0)  # type: ignore[no-untyped-call]
+        shape = blocks.shape[1:]
+        sources.append(blocks)
+        targets.append(blocks.new_empty(*shape[:joined], group.size, *shape[joined:]))
+    peers.exchange(sources, [y.movedim(joined, 0) for y in targets])
+    return [y.view(x.dtype) for x, y in zip(tensors, targets, strict=True)]
 
 
 def _exchanged(tensors: list[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
@@ -147,16 +172,22 @@ def _exchanged(tensors: list[torch.Tensor], group: SequenceGroup) -> list[torch.
 
 
 def _contiguous(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` contiguous; not differentiable.
+    """Return ``x`` contiguous; not differentiable."""
+    wide = x if x.is_contiguous() else _wide(x)
+    return x.contiguous() if wide is x else wide.contiguous().view(x.dtype)
 
-    torch copies a permuted tensor element by element: elements of 8 bytes take a fraction of the time.
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Return the memory of ``x`` as elements of 8 bytes, if they are in it as they are in ``x``; else ``x``.
+
+    torch copies a permuted tensor element by element: these take a fraction of the time.
     """
     step = 8 // x.itemsize
-    if torch.compiler.is_compiling() or x.is_contiguous() or x.stride(-1) != 1:
-        return x.contiguous()
+    if torch.compiler.is_compiling() or x.stride(-1) != 1:
+        return x
     if any(number % step for number in (x.shape[-1], x.storage_offset(), *x.stride()[:-1])):
-        return x.contiguous()
-    return x.view(torch.int64).contiguous().view(x.dtype)
+        return x
+    return x.view(torch.int64)
 
 
 class _Context(Protocol):

@@ -1,0 +1,177 @@
+"""Exchanges inside a host through peer memory: each process writes into the memory of its peers' GPUs.
+
+An all-to-all of NCCL reads and writes contiguous blocks, so heads are put in order before it. Here a kernel
+writes blocks from where they are to the peers, and, after a barrier on the device, another one takes what
+came to where it belongs. What does not fit goes in several rounds.
+
+The memory has two halves, used by turns: a process writes for round n + 2 behind the barrier of round n + 1,
+which its peers reach when they have read what came with round n.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from veomni_hook.kernels.shared.operators import on_its_device
+from veomni_hook.parallel.groups import SequenceGroup
+
+__all__ = ["Mailbox", "mailbox"]
+
+Tensor = torch.Tensor
+
+#: What arrives in one round, in bytes: large enough that a barrier is little of the time.
+_HALF = 64 << 20
+#: What a process writes begins at multiples of it, in bytes.
+_ALIGNED = 256
+#: Rows of a program.
+_ROWS = 64
+
+#: For each process group, its memory, or why it has none.
+_MADE: WeakKeyDictionary[distributed.ProcessGroup, Mailbox | str] = WeakKeyDictionary()
+
+
+class Mailbox:
+    """Memory of this process that its peers write to; made by all processes of a group together."""
+
+    def __init__(self, group: distributed.ProcessGroup, device: torch.device) -> None:
+        from veomni_hook.parallel import peer_device  # imports triton, which may be missing
+
+        self._device = peer_device
+        self._rank, self._size = group.rank(), group.size()
+        self._turn = 0
+        # Held: the handle does not.
+        self._memory, self._handle = symmetric(group, 2 * _HALF, device)
+        self._memories = torch.tensor(self._handle.buffer_ptrs, dtype=torch.int64, device=device)
+        options = getattr(group._get_backend(device), "options", None)
+        timeout = getattr(options, "_timeout", None)
+        self._timeout = 0 if timeout is None else int(1e3 * timeout.total_seconds())
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def exchange(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Copy block ``r`` of each of ``sources`` to process ``r``, into its ``targets`` at our place.
+
+        Both are ``[size, batch, positions, heads, width]`` in any strides; numbers of a row are neighbours.
+        Shapes and dtypes are those of the other processes.
+        """
+        self._follow()
+        rows = [x[0].numel() // x.shape[-1] for x in sources]
+        widths = [x.shape[-1] * x.itemsize for x in sources]
+        # Each process takes a row more than its share, and begins at a multiple.
+        slack = sum(self._size * (width + _ALIGNED) for width in widths)
+        whole = sum(self._size * count * width for count, width in zip(rows, widths, strict=True))
+        rounds = max(1, -(-whole // (_HALF - slack)))
+        for number in range(rounds):
+            self._turn = 1 - self._turn
+            start, letters = self._turn * _HALF, []
+            for x, y, count, width in zip(sources, targets, rows, widths, strict=True):
+                first, end = count * number // rounds, count * (number + 1) // rounds
+                room = -(-(end - first) * width // _ALIGNED) * _ALIGNED
+                numbers = self._rank, first, end, *x.shape[2:4], start // x.itemsize, room // x.itemsize
+                letters.append((x, y, numbers))
+                start += self._size * room
+            for x, y, numbers in letters:
+                _write(x, y, self._memories, numbers, self._size, self._device.write)
+            self._handle.barrier(0, self._timeout)
+            for _, y, numbers in letters:
+                _read(y, self._memories, numbers, self._size, self._device.read)
+
+    def _follow(self) -> None:
+        """Go on behind the last exchange, if that was on another stream."""
+        if self._stream is not None:
+            stream = torch.cuda.current_stream(self._memory.device)
+            if stream != self._stream:
+                stream.wait_stream(self._stream)
+                self._stream = stream
+
+
+@on_its_device
+def _write(x: Tensor, y: Tensor, memories: Tensor, numbers: Sequence[int], size: int, function: Any) -> None:
+    arguments = *numbers, *x.stride()[:4], *y.stride()[:4]
+    _launch(function, 3, x.device, x.dtype, x.shape[-1], size, *_wide(arguments))(
+        (size, -(-(numbers[2] - numbers[1]) // _ROWS), 1), x, y, memories, *arguments
+    )
+
+
+@on_its_device
+def _read(y: Tensor, memories: Tensor, numbers: Sequence[int], size: int, function: Any) -> None:
+    arguments = *numbers, *y.stride()[:4]
+    _launch(function, 2, y.device, y.dtype, y.shape[-1], size, *_wide(arguments))(
+        (size - 1, -(-(numbers[2] - numbers[1]) // _ROWS), 1), y, memories, *arguments
+    )
+
+
+def _wide(numbers: Sequence[int]) -> list[bool]:
+    """Which numbers need 64 bits: others, other code."""
+    return [number >= 1 << 31 for number in numbers]
+
+
+@lru_cache(maxsize=256)
+def _launch(
+    function: Any, tensors: int, device: torch.device, dtype: torch.dtype, width: int, size: int, *wide: bool
+) -> Any:
+    from veomni_hook.kernels.shared.launch import Launch, power
+
+    return Launch(function, tensors, size, width, power(width), _ROWS)
+
+
+def symmetric(group: distributed.ProcessGroup, size: int, device: torch.device) -> tuple[Tensor, Any]:
+    """Return ``size`` bytes of this process, and torch's handle of those of all processes of a group."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device, group.group_name)
+    return memory, _SymmetricMemory.rendezvous(memory)
+
+
+def mailbox(group: SequenceGroup, device: torch.device) -> Mailbox | None:
+    """Return the memory through which a group exchanges what is on ``device``; None: by collectives.
+
+    All processes of the group must ask. The first time they make the memory together, and the host waits.
+    """
+    if not reachable(device):
+        return None
+    processes = distributed_c10d._resolve_process_group(group.name)  # type: ignore[arg-type, attr-defined]
+    if (made := _MADE.get(processes)) is None:
+        made = _MADE[processes] = _made(processes, device)
+        if isinstance(made, str):
+            logging.getLogger(__name__).info("sp exchanges by collectives: %s", made)
+    return None if isinstance(made, str) else made
+
+
+def reachable(device: torch.device) -> bool:
+    """Return whether memory of a device may be written by peers, in what runs now."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def _made(group: distributed.ProcessGroup, device: torch.device) -> Mailbox | str:
+    if reason := refuses(group):
+        return reason
+    made: Mailbox | str
+    try:
+        made = Mailbox(group, device)
+    except (RuntimeError, ImportError, AttributeError) as error:  # torch calls this interface private
+        made = f"torch cannot share memory between processes: {error}"
+    everywhere = torch.tensor([isinstance(made, Mailbox)], dtype=torch.int32, device=device)
+    distributed.all_reduce(everywhere, distributed.ReduceOp.MIN, group)
+    if not everywhere.item() and isinstance(made, Mailbox):
+        return "another process of the group cannot share memory"
+    return made
+
+
+def refuses(group: distributed.ProcessGroup) -> str | None:
+    """Return why the processes of a group do not share memory, or None; all of them say the same."""
+    if os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return "NCCL_P2P_DISABLE is set"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    hosts = {rank // local for rank in distributed.get_process_group_ranks(group)} if local else set()
+    return None if len(hosts) == 1 else "not all processes are known to be on one host"
