@@ -17,7 +17,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import data_shard, groups, peer_memory, process
+from veomni_hook.parallel import collectives, data_shard, groups, peer_memory, process
 from veomni_hook.parallel.collectives import all_averaged, gathered, own_part, to_heads, to_positions
 
 FACTS: dict[str, object] = {}
@@ -54,6 +54,7 @@ def check_slice_and_gather(length: int) -> None:
     part = own_part(x * 2, 1, GROUP)
     assert part.shape[1] == max(-(-length // GROUP.size), min(length, 2))  # layers ask for more than one
     got = gathered(part.sin(), 1, length, GROUP)
+    assert got._base is None and got.is_contiguous()  # as a layer returns it: it may be changed in place
     (got * weight).sum().backward()
     expected = (x.detach().clone().requires_grad_() * 2).sin()
     FACTS[f"gather {length}"] = difference(got.detach(), expected.detach())
@@ -137,23 +138,26 @@ class SharedFiles:
 def check_peers() -> None:
     """The exchanges again, through memory that processes share; more than once, so that halves are reused."""
     n, double, single = GROUP.size, torch.float64, torch.float32
-    expected = {name: FACTS.pop(name) for name in [*FACTS] if name.startswith(("to ", "gradient "))}
+    expected = {name: FACTS.pop(name) for name in [*FACTS] if name.startswith(("to ", "gradient ", "gather"))}
     made = []
 
     def shared(*operands: Any) -> Any:
         made.append(SharedFiles(*operands))
         return made[-1].parts[GROUP.rank], made[-1]
 
-    with patch.multiple(
-        peer_memory, reachable=lambda _: True, symmetric=shared, refuses=lambda *_: None, _HALF=4864
+    with (
+        patch.object(collectives, "reachable", lambda _: True),
+        patch.multiple(peer_memory, symmetric=shared, refuses=lambda *_: None, _SMALLEST=2048, _LARGEST=8192),
     ):
         for _ in range(2):
+            for length in (1, n, n * 3, n * 3 - 1, n * 2 + 1):
+                check_slice_and_gather(length)
             check_heads((4, 4, 4), (2 * n, n), (double, double, double))
             check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
             check_heads((6, 6, 4), (n, n), (double, double, double))
             check_heads((4, 4, 4), (2 * n, n), (double, single, double))
-    (files,) = made
-    FACTS["rounds"] = files.rounds
+    FACTS["sizes"] = [files.parts[0].numel() for files in made]
+    FACTS["rounds"] = sum(files.rounds for files in made)
     FACTS.update({f"{name} through peers": FACTS.pop(name) for name in expected})
     FACTS.update(expected)
 
@@ -167,14 +171,14 @@ def check_refusals() -> None:
         if GROUP.rank == 0:
             raise RuntimeError("no pidfd_getfd here")
 
-    with patch.multiple(peer_memory, reachable=lambda _: True, refuses=lambda *_: None):
+    with patch.object(peer_memory, "refuses", lambda *_: None):
         peer_memory._MADE.clear()
         with (
             patch.object(peer_memory, "symmetric", symmetric),
             patch.object(peer_memory.Mailbox, "__init__", symmetric),
         ):
             x = torch.zeros(1, 2, GROUP.size, 4)
-            FACTS["refused"] = [peer_memory.mailbox(GROUP, x.device) for _ in range(2)]
+            FACTS["refused"] = [peer_memory.mailbox(GROUP, [x]) for _ in range(2)]
     FACTS["asked"] = len(asked)
     (reason,) = peer_memory._MADE.values()
     FACTS["reason"] = reason

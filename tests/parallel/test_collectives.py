@@ -31,7 +31,8 @@ def test_neighbours_share_sequences_and_data(facts, world, sizes):
 @JOBS
 def test_heads_go_through_peer_memory_where_all_processes_share_it(facts, world, sizes):
     for rank, told in enumerate(facts):
-        assert sum(name.endswith("through peers") for name in told) == 12
+        assert sum(name.endswith("through peers") for name in told) >= 20
+        assert told["sizes"] == sorted(told["sizes"]) and len(told["sizes"]) > 1  # halves that grow
         assert told["rounds"] > 32  # exchanges, of which some take several rounds
         assert told["refused"] == [None, None] and told["asked"] == 1
         own = "torch cannot share memory between processes: no pidfd_getfd here"

@@ -28,6 +28,7 @@ __all__ = [
     "chosen",
     "computed",
     "converted",
+    "counted",
     "followed",
     "lengths",
     "made",
@@ -124,6 +125,14 @@ def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
         return result
     dtype = result.dtype
     return note_origin(result, lambda copy: copy.to(dtype), tensor)
+
+
+def counted(length: int, device: Any, start: Any) -> torch.Tensor:
+    """Return ``torch.arange(length, device=device) + start``; the host knows it, if ``start`` is a number."""
+    positions: torch.Tensor = torch.arange(length, device=device) + start
+    if _traced() or not isinstance(start, int) or positions.device.type in _ELSEWHERE:
+        return positions
+    return note_origin(positions, lambda: torch.arange(start, start + length, device="cpu"))
 
 
 def followed(compute: Callable[[Any], torch.Tensor], tensor: object) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 
 from veomni_hook.kernels.shared.autograd import applied, is_recorded
 from veomni_hook.parallel.groups import SequenceGroup
-from veomni_hook.parallel.peer_memory import mailbox
+from veomni_hook.parallel.peer_memory import mailbox, reachable
 
 __all__ = [
     "all_averaged",
@@ -61,9 +61,8 @@ def own_part(x: torch.Tensor, dim: int, group: SequenceGroup) -> torch.Tensor:
 
 def gathered(x: torch.Tensor, dim: int, length: int, group: SequenceGroup) -> torch.Tensor:
     """Return the ``length`` positions of all processes along ``dim``; the gradient is summed."""
-    whole: torch.Tensor = _gather(x.movedim(dim, 0), group)
-    positions = whole[:length].movedim(0, dim)
-    return positions if positions.is_contiguous() else _laid_out(positions)
+    whole: torch.Tensor = _gather(x, dim, length, group)
+    return whole
 
 
 def gathered_rows(x: torch.Tensor, counts: Sequence[int], group: SequenceGroup) -> torch.Tensor:
@@ -73,7 +72,7 @@ def gathered_rows(x: torch.Tensor, counts: Sequence[int], group: SequenceGroup) 
     """
     count, most = counts[group.rank], max(counts)
     own = torch.nn.functional.pad(x[:count], (0, 0, 0, most - count))
-    whole: torch.Tensor = _gather(own, group)
+    whole: torch.Tensor = _gather(own, 0, most * group.size, group)
     parts = [whole.narrow(0, rank * most, length) for rank, length in enumerate(counts)]
     return torch.cat(parts)
 
@@ -140,17 +139,35 @@ def _through_peers(
 
     None: nothing was sent, the processes do not share memory.
     """
-    if torch.compiler.is_compiling() or (peers := mailbox(group, tensors[0].device)) is None:
+    if not reachable(tensors[0].device):
         return None
-    sources, targets = [], []
-    for x in tensors:
-        blocks = _wide(x if x.stride(-1) == 1 else x.contiguous())
-        blocks = blocks.unflatten(cut, (group.size, -1)).movedim(cut, 0)  # type: ignore[no-untyped-call]
-        shape = blocks.shape[1:]
-        sources.append(blocks)
-        targets.append(blocks.new_empty(*shape[:joined], group.size, *shape[joined:]))
-    peers.exchange(sources, [y.movedim(joined, 0) for y in targets])
-    return [y.view(x.dtype) for x, y in zip(tensors, targets, strict=True)]
+    wide = [_wide(x if x.stride(-1) == 1 else x.contiguous()) for x in tensors]
+    sources = [x.unflatten(cut, (group.size, -1)).movedim(cut, 0) for x in wide]  # type: ignore[no-untyped-call]
+    if (peers := mailbox(group, sources)) is None:
+        return None
+    results = []
+    for x in sources:
+        shape = x.shape[1:]
+        results.append(x.new_empty(*shape[:joined], group.size, *shape[joined:]))
+    peers.exchange(sources, [y.movedim(joined, 0) for y in results])
+    return [y.view(x.dtype) for x, y in zip(tensors, results, strict=True)]
+
+
+def _gathered_through_peers(x: torch.Tensor, dim: int, group: SequenceGroup) -> torch.Tensor | None:
+    """Return the positions of all processes of ``x [batch, part, width]``, or None.
+
+    None: nothing was sent, the processes do not share memory, or ``dim`` is another one, or ``x``.
+    """
+    if x.dim() != 3 or dim != 1 or not reachable(x.device):
+        return None
+    part = _wide(x).unsqueeze(2)
+    sources = [part.expand(group.size, *part.shape)]
+    if (peers := mailbox(group, sources)) is None:
+        return None
+    whole = x.new_empty(x.shape[0], group.size * x.shape[1], x.shape[2])
+    by_rank = _wide(whole).view(part.shape[0], group.size, *part.shape[1:])
+    peers.exchange(sources, [by_rank.movedim(1, 0)])
+    return whole
 
 
 def _exchanged(tensors: list[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
@@ -174,7 +191,11 @@ def _exchanged(tensors: list[torch.Tensor], group: SequenceGroup) -> list[torch.
 def _contiguous(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` contiguous; not differentiable."""
     wide = x if x.is_contiguous() else _wide(x)
-    return x.contiguous() if wide is x else wide.contiguous().view(x.dtype)
+    if wide is x:
+        return x.contiguous()
+    y = x.new_empty(x.shape)
+    _wide(y).copy_(wide)
+    return y
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -192,6 +213,11 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 class _Context(Protocol):
     group: SequenceGroup
+
+
+class _Cut(_Context, Protocol):
+    dim: int
+    copies: int
 
 
 class _ToHeads(torch.autograd.Function):
@@ -222,17 +248,27 @@ class _ToPositions(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-        ctx.group = group
-        whole: torch.Tensor = _OPS.wait_tensor(
-            _OPS.all_gather_into_tensor(_contiguous(x), group.size, group.name)
-        )
-        return whole
+    """``length`` positions along ``dim`` of what all processes have."""
 
     @staticmethod
-    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum_of_parts(grad, ctx.group), None
+    def forward(ctx: _Cut, x: torch.Tensor, dim: int, length: int, group: SequenceGroup) -> torch.Tensor:
+        ctx.group, ctx.dim, ctx.copies = group, dim, x.shape[dim] * group.size - length
+        whole = _gathered_through_peers(x, dim, group)
+        if whole is None:
+            parts = _OPS.all_gather_into_tensor(_contiguous(x.movedim(dim, 0)), group.size, group.name)
+            whole = _OPS.wait_tensor(parts)
+            whole = _contiguous(whole[:length].movedim(0, dim)) if dim or ctx.copies else whole
+        elif ctx.copies:
+            whole = _contiguous(whole.narrow(dim, 0, length))
+        # Nobody may change a view that such a function returns.
+        return whole if torch.compiler.is_compiling() or whole._base is None else whole.data
+
+    @staticmethod
+    def backward(ctx: _Cut, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad = grad.movedim(ctx.dim, 0)
+        if ctx.copies:  # no gradient reaches them
+            grad = torch.cat([grad, grad.new_zeros(ctx.copies, *grad.shape[1:])])
+        return _sum_of_parts(grad, ctx.group).movedim(0, ctx.dim), None, None, None
 
 
 class _SumOfParts(torch.autograd.Function):
@@ -246,7 +282,7 @@ class _SumOfParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gather(grad, ctx.group), None
+        return _gather(grad, 0, grad.shape[0] * ctx.group.size, ctx.group), None
 
 
 class _Average(torch.autograd.Function):
@@ -262,16 +298,5 @@ class _Average(torch.autograd.Function):
         return grad if grad.dim() == 0 else _average(grad, ctx.group), None
 
 
-class _Contiguous(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-        return _contiguous(x)
-
-    @staticmethod
-    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
-        return grad
-
-
 _to_heads, _to_positions = applied(_ToHeads, 1), applied(_ToPositions, 1)
-_gather, _laid_out = applied(_Gather), applied(_Contiguous)
-_average, _sum_of_parts = applied(_Average), applied(_SumOfParts)
+_gather, _sum_of_parts, _average = applied(_Gather), applied(_SumOfParts), applied(_Average)

@@ -11,6 +11,7 @@ Forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what th
 * functions of lengths of sounds: ``@veomni_host.lengths``;
 * what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need;
+* positions that a forward counts itself, because none were given: the host knows them (`masks`);
 * a function that asks something of positions alone (``find_packed_sequence_indices``): it runs on the host
   where positions are known there.
 """
@@ -32,6 +33,7 @@ from veomni_hook.patches.idioms.host_metadata.lengths import computed
 from veomni_hook.patches.idioms.host_metadata.masks import (
     ASKS,
     asks_of_positions,
+    counted,
     of_lengths,
     questions,
     selections,
@@ -71,6 +73,10 @@ def find(view: ModuleView) -> Iterator[Site]:
     text = view.document.source
     if any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", *_SIZES, *_LENS)):
         yield from _of_sizes(view, text)
+    for owner in view.classes.values() if "torch.arange(" in text else ():
+        forward = view.methods(owner).get("forward")
+        if forward is not None and (edits := [*counted(view, forward)]):
+            yield _site(f"{owner.name}.forward", "positions_counted", forward, edits, counted=False)
     if not any(f"{name}(" in text for name in ASKS):
         return
     for definition in view.document.definitions():
