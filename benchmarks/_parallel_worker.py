@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-#: Steps of a turn, of which the first is not measured, and turns.
-STEPS, TURNS = 3, 2
+#: Steps of a turn, of which the first is not measured; turns, and how many if they take no longer in seconds.
+STEPS, TURNS, MORE, SECONDS = 3, 2, 12, 30
 LENGTHS = {
     "sequences": (8192, 16384, 32768, 65536, 131072),
     "memory": (65536, 131072, 262144),
@@ -92,7 +92,9 @@ class Job:
         """Measure sides by turns: milliseconds, tokens of a GPU in a second, its peak in GiB, the loss."""
         times: dict[str, list[float]] = {name: [] for name in steps}
         found: dict[str, dict[str, Any]] = {name: {} for name in steps}
-        for _ in range(TURNS):
+        turns, turn = TURNS, 0
+        while turn < turns:
+            turn, began = turn + 1, time.perf_counter()
             for name, step in steps.items():
                 if "failed" in found[name]:
                     continue
@@ -102,11 +104,22 @@ class Job:
                     # Both processes run out of memory at one size; what fails on one alone ends the job.
                     found[name]["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
                     self.clear()
+            if turn == TURNS:
+                turns += self._more(time.perf_counter() - began)
         for name, each in found.items():
             if "failed" not in each:
                 each["step_ms"] = round(statistics.median(times[name]), 2)
                 each["tokens_per_s"] = round(tokens[name] / each["step_ms"] * 1e3)
         return found
+
+    def _more(self, seconds: float) -> int:
+        """Return for how many more turns there is time, in all processes, if one takes so long."""
+        import torch
+        from torch import distributed
+
+        longest = torch.tensor(seconds, device=self.device)
+        distributed.all_reduce(longest, distributed.ReduceOp.MAX)
+        return max(0, min(MORE - TURNS, int(SECONDS / float(longest))))
 
     def _turn(self, step: Step, times: list[float]) -> dict[str, Any]:
         import torch

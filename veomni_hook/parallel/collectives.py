@@ -268,7 +268,8 @@ class _Gather(torch.autograd.Function):
         grad = grad.movedim(ctx.dim, 0)
         if ctx.copies:  # no gradient reaches them
             grad = torch.cat([grad, grad.new_zeros(ctx.copies, *grad.shape[1:])])
-        return _sum_of_parts(grad, ctx.group).movedim(0, ctx.dim), None, None, None
+        part = _sum_of_parts(grad, ctx.group)
+        return part.movedim(0, ctx.dim), None, None, None
 
 
 class _SumOfParts(torch.autograd.Function):

@@ -16,14 +16,11 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import free_name, local_names
-from veomni_hook.patches.code.statement_runs import at_hand, simple_target
-from veomni_hook.patches.idioms.add_rms_norm import Added, added_runs, has_self, is_the_call
+from veomni_hook.patches.idioms.add_rms_norm import Added, added_runs, guarded, has_self
 from veomni_hook.patches.idioms.module_calls import own_calls
 from veomni_hook.patches.idioms.nn_layer_norm import VARIANT, norms_by_class
-from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
+from veomni_hook.patches.site import Code, Reason, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
@@ -73,28 +70,6 @@ def _edits(
     view: ModuleView, method: FunctionNode, added: Added, norms: Mapping[str, object]
 ) -> tuple[Edit, ...] | str:
     """The guard for a run, or why there is none."""
-    total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
-    normalised = simple_target(added.run.statements[-1])
-    if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
-        return Reason("the sum is made in place", Code.IN_PLACE)
-    if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):
-        return Reason("the normalised sum is part of an expression", Code.NO_ROOM)
-    if len(call.args) > 1 or call.keywords:
-        return Reason("the norm is called with more than the sum", Code.OTHER_ARGUMENTS)
-    if any(attribute in norms for attribute, _ in own_calls(total)):
+    if any(attribute in norms for attribute, _ in own_calls(added.run.statements[0])):
         return Reason("a summand calls a norm, which asks for its own kernel", Code.NO_FUSED_FORM)
-    tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in _tensors(method)]
-    if not tensors:
-        return Reason("no summand is a local known before the sum", Code.NO_ROOM)
-    kernel, module = free_name(method, "kernel"), free_name(method, "norm")
-    answer = added.assigned(
-        normalised, f"{kernel}({ast.unparse(total.left)}, {ast.unparse(total.right)}, {module})"
-    )
-    asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}"]
-    comment = f"{OP}/{VARIANT}: the sum and its norm"
-    edits = guard(view, added.run, slot_name(OP, VARIANT), asked, answer, comment, returns=False)
-    return edits or Reason("the code around it does not allow a guard here", Code.NO_ROOM)
-
-
-def _tensors(method: FunctionNode) -> frozenset[str]:
-    return local_names(method) - {"self"}
+    return guarded(view, method, added, (OP, VARIANT), lambda module: [module])

@@ -13,7 +13,7 @@ of the class. If no kernel is used, upstream's statements run unchanged in the g
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -27,7 +27,7 @@ from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls, slot_name
 
-__all__ = ["CANDIDATES", "OP", "WORDS", "Added", "added_runs", "find", "has_self", "is_the_call"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "Added", "added_runs", "find", "guarded", "has_self"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _called(statement: ast.stmt, total: str) -> str | None:
     return None
 
 
-def is_the_call(call: ast.Call, added: Added) -> bool:
+def _is_the_call(call: ast.Call, added: Added) -> bool:
     """Whether this is the call of the norm itself, not a call that contains it."""
     return own_attribute(call.func) == added.attribute and _is_name(call.args[0], added.total)
 
@@ -210,25 +210,38 @@ def _site(
 
 
 def _edits(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) -> tuple[Edit, ...] | str:
-    """The guard for a run, or why there is none."""
+    return guarded(view, method, added, (OP, norm.site.variant), norm.operands, [norm.class_name])
+
+
+def guarded(
+    view: ModuleView,
+    method: FunctionNode,
+    added: Added,
+    slot: tuple[str, str],
+    operands: Callable[[str], list[str]],
+    class_names: Sequence[str] = (),
+) -> tuple[Edit, ...] | str:
+    """The guard for a run, or why there is none.
+
+    The slot is that of an op and a variant; ``operands``, by the name of the norm's local, follow the summands.
+    """
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
     normalised = simple_target(added.run.statements[-1])
     if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
         return Reason("the sum is made in place", Code.IN_PLACE)
-    if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):
+    if normalised is None or not isinstance(call, ast.Call) or not _is_the_call(call, added):
         return Reason("the normalised sum is part of an expression", Code.NO_ROOM)
     if len(call.args) > 1 or call.keywords:
         return Reason("the norm is called with more than the sum", Code.OTHER_ARGUMENTS)
     local = local_names(method)
     tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in local - {"self"}]
-    if not tensors or norm.class_name in local:
-        said = "no summand is a local known before the sum, or a local hides the norm's class"
-        return Reason(said, Code.NO_ROOM)
+    if not tensors or not local.isdisjoint(class_names):
+        said = "no summand is a local known before the sum"
+        return Reason(said + (", or a local hides the norm's class" if class_names else ""), Code.NO_ROOM)
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
-    slot = slot_name(OP, norm.site.variant)
-    operands = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
-    answer = added.assigned(normalised, f"{kernel}({', '.join(operands)})")
-    asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}", norm.class_name]
-    comment = f"{OP}/{norm.site.variant}: the sum and its norm"
-    edits = guard(view, added.run, slot, asked, answer, comment, returns=False)
+    arguments = [ast.unparse(total.left), ast.unparse(total.right), *operands(module)]
+    answer = added.assigned(normalised, f"{kernel}({', '.join(arguments)})")
+    asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}", *class_names]
+    comment = f"{'/'.join(slot)}: the sum and its norm"
+    edits = guard(view, added.run, slot_name(*slot), asked, answer, comment, returns=False)
     return edits or Reason("the code around it does not allow a guard here", Code.NO_ROOM)

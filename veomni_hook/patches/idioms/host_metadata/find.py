@@ -11,7 +11,7 @@ Forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what th
 * functions of lengths of sounds: ``@veomni_host.lengths``;
 * what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need;
-* positions that a forward counts itself, because none were given: the host knows them (`masks`);
+* ``torch.arange(length, device=device) + start`` of a forward, its positions: ``veomni_host.counted(...)``;
 * a function that asks something of positions alone (``find_packed_sequence_indices``): it runs on the host
   where positions are known there.
 """
@@ -33,7 +33,6 @@ from veomni_hook.patches.idioms.host_metadata.lengths import computed
 from veomni_hook.patches.idioms.host_metadata.masks import (
     ASKS,
     asks_of_positions,
-    counted,
     of_lengths,
     questions,
     selections,
@@ -64,6 +63,7 @@ _site = partial(Site.calling, OP, used=("veomni_hook.multimodal", "host as veomn
 TAKEN = Template("kwargs.pop(NAME, *DEFAULT)")
 #: Where upstream makes a tensor of an argument.
 PLACED = Template("torch.as_tensor(SIZE, device=DEVICE)", names="SIZE")
+COUNTED = Template("torch.arange(LENGTH, device=DEVICE) + START")
 _COMPUTED, _READ = "computed_on_host", "read_once"
 _SIZES, _LENS = ENDINGS["sizes"], ENDINGS["lengths"]
 
@@ -73,9 +73,8 @@ def find(view: ModuleView) -> Iterator[Site]:
     text = view.document.source
     if any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", *_SIZES, *_LENS)):
         yield from _of_sizes(view, text)
-    for owner in view.classes.values() if "torch.arange(" in text else ():
-        forward = view.methods(owner).get("forward")
-        if forward is not None and (edits := [*counted(view, forward)]):
+    for owner, forward in view.forwards() if "torch.arange(" in text else ():
+        if edits := [*_counted(view, forward)]:
             yield _site(f"{owner.name}.forward", "positions_counted", forward, edits, counted=False)
     if not any(f"{name}(" in text for name in ASKS):
         return
@@ -87,6 +86,13 @@ def find(view: ModuleView) -> Iterator[Site]:
         if asks_of_positions(function):
             decorator = "computed(floats=True, known=True)"
             yield _decorated(view, name, function, decorator, "positions_known", counted=False)
+
+
+def _counted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
+    for node in walk_ast(function):
+        if isinstance(node, ast.BinOp) and (match := COUNTED.match(node)):
+            arguments = ", ".join(view.text(match.expression(one)) for one in ("LENGTH", "DEVICE", "START"))
+            yield in_place(view, node, f"veomni_host.counted({arguments})")
 
 
 def _of_sizes(view: ModuleView, text: str) -> Iterator[Site]:

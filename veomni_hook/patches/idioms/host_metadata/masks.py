@@ -2,7 +2,6 @@
 
     padding_mask is None or padding_mask.all()       ->  ... veomni_host.values(padding_mask).all()
     mask = mask.to(device=device, dtype=torch.bool)  ->  mask = veomni_host.converted(mask, mask.to(...))
-    positions = torch.arange(length, device=device) + start  ->  ... counted(length, device, start)
     torch.sum(mask, dim=1)   ->  veomni_host.followed(lambda mask: torch.sum(mask, dim=1), mask)
     features[mask.bool()]    ->  features[veomni_host.chosen(mask)]
 
@@ -23,12 +22,11 @@ from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.upstream_names import LENGTHS, names
 
-__all__ = ["ASKS", "asks_of_positions", "counted", "of_lengths", "questions", "selections"]
+__all__ = ["ASKS", "asks_of_positions", "of_lengths", "questions", "selections"]
 
 #: What asks something of a mask.
 ASKS = {"all", "any", "fast_all"}
 CONVERTED = Template("MASK = MASK.to(*ARGUMENTS, **OPTIONS)")
-COUNTED = Template("POSITIONS = torch.arange(LENGTH, device=DEVICE) + START")
 SELECTED = Template("MASK.bool()", names="MASK")
 _MASKS = (*names("mask"), *names("mask of padding"))
 
@@ -38,17 +36,6 @@ def asks_of_positions(function: FunctionNode) -> bool:
     called = {last_name(node.func) for node in calls_in(function)}
     alone = parameter_names(function) == {*names("positions")}
     return alone and "diff" in called and not called.isdisjoint(ASKS)
-
-
-def counted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
-    """Where a function counts the positions that it was not given."""
-    for node in walk_ast(function):
-        if isinstance(node, ast.Assign) and (match := COUNTED.match(node)):
-            if match["POSITIONS"] in names("positions"):
-                arguments = ", ".join(
-                    view.text(match.expression(one)) for one in ("LENGTH", "DEVICE", "START")
-                )
-                yield in_place(view, node.value, f"veomni_host.counted({arguments})")
 
 
 def questions(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
