@@ -1,6 +1,6 @@
 """Runs a training step of every family and batch on the pretended device; prints when the host would wait.
 
-    python -m tests.multimodal.facts_of_waits [family ...]
+    python -m tests.multimodal.facts_of_waits [family or text model ...]
 
 The hook is on if the environment has ``FACTS_HOOK=1``. Prints JSON: by family, batch and ``plain``,
 ``metadata`` (with `collate_metadata`), ``host_values`` (with that setting) or ``absent`` (metadata, and another process
@@ -90,11 +90,25 @@ def waits(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def of_text(kind: str) -> dict[str, Any]:
+    """Of a text model's step that is given ids alone."""
+    fields = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **fields, **sizes, attn_implementation="sdpa")
+    ids = torch.randint(0, 64, (2, 12))
+    made = on_device(transformers.AutoModelForCausalLM.from_config(config).train())
+    return waits(made, sent({"input_ids": ids, "labels": ids}))
+
+
 def main(*families: str) -> None:
     """Print the waits of every family and batch."""
     as_on_cuda()
     found: dict[str, dict[str, Any]] = {}
     for family in families or FAMILIES:
+        if family not in FAMILIES:
+            found[family] = of_text(family)
+            continue
         made = on_device(model(family))
         add = collate_metadata(made.config)
         every = {name: partial(batch, family, samples) for name, samples in batches(family).items()}

@@ -52,6 +52,17 @@ def test_without_the_hook_it_waits_many_times(facts):
     assert EARLY or found["images"]["metadata"]["forward"] < found["images"]["plain"]["forward"]
 
 
+@pytest.mark.parametrize("hook", ["1", "0"])
+def test_a_text_model_that_counts_its_positions_waits_for_nothing(facts, hook):
+    for kind, found in json.loads(facts("facts_of_waits", "llama", "gemma3_text", FACTS_HOOK=hook)).items():
+        waited = any("find_packed_sequence_indices" in where for where in found["where"])
+        assert (found["forward"] == 0, waited) == ((True, False) if hook == "1" else (False, True)), (
+            kind,
+            found,
+        )
+        assert found["backward"] == 0
+
+
 @pytest.fixture(scope="module")
 def towers(facts, tmp_path_factory):
     return once(tmp_path_factory, "towers", lambda: json.loads(facts("facts_of_towers")))

@@ -223,7 +223,7 @@ def guarded(
 ) -> tuple[Edit, ...] | str:
     """The guard for a run, or why there is none.
 
-    The slot is that of an op and a variant; ``operands``, by the name of the norm's local, follow the summands.
+    The slot is that of an op and a variant; ``operands`` follow the summands, by the norm's local.
     """
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
     normalised = simple_target(added.run.statements[-1])
