@@ -39,6 +39,7 @@ ROUTES = {
     ("rotary/half_split", "Qwen3Attention.forward"),
     ("qk_norm_rotary/cast_before_weight_half_split", "Qwen3Attention.forward"),
     ("linear_cross_entropy/next_token", "Qwen3ForCausalLM.forward"),
+    ("host_metadata/positions_counted", "Qwen3Model.forward"),
 }
 
 

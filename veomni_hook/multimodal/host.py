@@ -127,12 +127,11 @@ def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
     return note_origin(result, lambda copy: copy.to(dtype), tensor)
 
 
-def counted(length: int, device: Any, start: Any) -> torch.Tensor:
-    """Return ``torch.arange(length, device=device) + start``; the host knows it, if ``start`` is a number."""
-    positions: torch.Tensor = torch.arange(length, device=device) + start
-    if _traced() or not isinstance(start, int) or positions.device.type in _ELSEWHERE:
-        return positions
-    return note_origin(positions, lambda: torch.arange(start, start + length, device="cpu"))
+def counted(positions: torch.Tensor, start: object) -> None:
+    """Note that ``positions [length]`` are those from ``start`` on, if it is a number: nobody reads them."""
+    if not _traced() and isinstance(start, int) and _is_size(positions, floats=False):
+        end = start + len(positions)
+        note_origin(positions, lambda: torch.arange(start, end, device="cpu"))
 
 
 def followed(compute: Callable[[Any], torch.Tensor], tensor: object) -> torch.Tensor:

@@ -82,11 +82,6 @@ def _called(statement: ast.stmt, total: str) -> str | None:
     return None
 
 
-def _is_the_call(call: ast.Call, added: Added) -> bool:
-    """Whether this is the call of the norm itself, not a call that contains it."""
-    return own_attribute(call.func) == added.attribute and _is_name(call.args[0], added.total)
-
-
 def _sum(statement: ast.stmt) -> str | None:
     """The name that a statement assigns a sum to."""
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
@@ -229,7 +224,8 @@ def guarded(
     normalised = simple_target(added.run.statements[-1])
     if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
         return Reason("the sum is made in place", Code.IN_PLACE)
-    if normalised is None or not isinstance(call, ast.Call) or not _is_the_call(call, added):
+    is_norm = isinstance(call, ast.Call) and own_attribute(call.func) == added.attribute
+    if normalised is None or call is None or not is_norm or not _is_name(call.args[0], added.total):
         return Reason("the normalised sum is part of an expression", Code.NO_ROOM)
     if len(call.args) > 1 or call.keywords:
         return Reason("the norm is called with more than the sum", Code.OTHER_ARGUMENTS)

@@ -11,7 +11,7 @@ Forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what th
 * functions of lengths of sounds: ``@veomni_host.lengths``;
 * what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need;
-* ``torch.arange(length, device=device) + start`` of a forward, its positions: ``veomni_host.counted(...)``;
+* positions that a forward counts, ``torch.arange(length, device=device) + start``: the host knows them;
 * a function that asks something of positions alone (``find_packed_sequence_indices``): it runs on the host
   where positions are known there.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -44,7 +45,7 @@ from veomni_hook.patches.idioms.host_metadata.towers import (
     sent_values,
     sizes_of,
 )
-from veomni_hook.patches.routes.guards import before_body, in_place, tuple_of
+from veomni_hook.patches.routes.guards import before_body, before_statement, in_place, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.upstream_names import ENDINGS, LENGTHS, POSITIONS, SECONDS
@@ -63,7 +64,7 @@ _site = partial(Site.calling, OP, used=("veomni_hook.multimodal", "host as veomn
 TAKEN = Template("kwargs.pop(NAME, *DEFAULT)")
 #: Where upstream makes a tensor of an argument.
 PLACED = Template("torch.as_tensor(SIZE, device=DEVICE)", names="SIZE")
-COUNTED = Template("torch.arange(LENGTH, device=DEVICE) + START")
+COUNTED = Template("POSITIONS = torch.arange(LENGTH, device=DEVICE) + START", names="START")
 _COMPUTED, _READ = "computed_on_host", "read_once"
 _SIZES, _LENS = ENDINGS["sizes"], ENDINGS["lengths"]
 
@@ -90,9 +91,10 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _counted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
     for node in walk_ast(function):
-        if isinstance(node, ast.BinOp) and (match := COUNTED.match(node)):
-            arguments = ", ".join(view.text(match.expression(one)) for one in ("LENGTH", "DEVICE", "START"))
-            yield in_place(view, node, f"veomni_host.counted({arguments})")
+        for statement, following in pairwise(node.body if isinstance(node, ast.If) else ()):
+            if (match := COUNTED.match(statement)) and view.document.begins_line(following):
+                text = f"veomni_host.counted({match['POSITIONS']}, {match['START']})"
+                yield from before_statement(view, function, following, text, "the host knows the positions")
 
 
 def _of_sizes(view: ModuleView, text: str) -> Iterator[Site]:
