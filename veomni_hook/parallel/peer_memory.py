@@ -33,10 +33,10 @@ Tensor = torch.Tensor
 _SMALLEST, _LARGEST = 32 << 20, 256 << 20
 #: What a process writes begins at multiples of it, in bytes.
 _ALIGNED = 256
-#: Elements of a program, and of a row at most.
-_BLOCK, _LONGEST = 2048, 16384
+#: Elements of a program, and bytes of a row at most.
+_BLOCK, _LONGEST = 2048, 1 << 16
 
-#: For each process group, its memory, or why it has none.
+#: For each process group, its memory, which must not keep the group alive, or why it has none.
 _MADE: WeakKeyDictionary[distributed.ProcessGroup, Mailbox | str] = WeakKeyDictionary()
 
 
@@ -51,7 +51,7 @@ class Mailbox:
         from veomni_hook.parallel import peer_device  # imports triton, which may be missing
 
         self.half = half
-        self._device, self._group = peer_device, group
+        self._device = peer_device
         self._rank, self._size = group.rank(), group.size()
         self._turn = 0
         # Held: the handle does not.
@@ -87,11 +87,11 @@ class Mailbox:
             for _, y, numbers in letters:
                 _read(y, self._memories, numbers, self._size, self._device.read)
 
-    def finish(self) -> None:
-        """Wait, in all processes, until nobody writes any more."""
+    def finish(self, group: distributed.ProcessGroup) -> None:
+        """Wait, in all processes of its group, until nobody writes any more."""
         if self._stream is not None:
             self._stream.synchronize()
-        distributed.barrier(self._group)
+        distributed.barrier(group)
 
     def _follow(self) -> None:
         """Go on behind the last exchange, if that was on another stream."""
@@ -153,7 +153,7 @@ def mailbox(group: SequenceGroup, sources: Sequence[Tensor]) -> Mailbox | None:
     saves rounds, they make the memory together, and the host waits.
     """
     device = sources[0].device
-    if any(x.stride(-1) != 1 or x.shape[-1] > _LONGEST for x in sources):
+    if any(x.stride(-1) != 1 or x.shape[-1] * x.itemsize > _LONGEST for x in sources):
         return None
     processes = distributed_c10d._resolve_process_group(group.name)  # type: ignore[arg-type, attr-defined]
     made = _MADE.get(processes)
@@ -182,7 +182,7 @@ def _made(
     if reason := refuses(group):
         return reason
     if before is not None:
-        before.finish()
+        before.finish(group)
     made: Mailbox | str
     try:
         made = Mailbox(group, device, half)

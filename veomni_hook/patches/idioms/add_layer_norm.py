@@ -70,6 +70,8 @@ def _edits(
     view: ModuleView, method: FunctionNode, added: Added, norms: Mapping[str, object]
 ) -> tuple[Edit, ...] | str:
     """The guard for a run, or why there is none."""
-    if any(attribute in norms for attribute, _ in own_calls(added.run.statements[0])):
+    calls_norm = any(attribute in norms for attribute, _ in own_calls(added.run.statements[0]))
+    edits = guarded(view, method, added, (OP, VARIANT), lambda module: [module])
+    if calls_norm and not isinstance(edits, str):
         return Reason("a summand calls a norm, which asks for its own kernel", Code.NO_FUSED_FORM)
-    return guarded(view, method, added, (OP, VARIANT), lambda module: [module])
+    return edits
