@@ -7,6 +7,8 @@ inspection. Importing this package imports neither torch nor transformers: every
 
 from __future__ import annotations
 
+from veomni_hook.on_use import imported_on_use
+
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from veomni_hook.adoption import Adoption as Adoption
@@ -58,17 +60,4 @@ _HOME = {
 }
 
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # 0.8 ms, a third of what activation costs
-
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = imported_on_use(globals(), _HOME)

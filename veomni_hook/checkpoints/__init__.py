@@ -7,6 +7,8 @@ resolved on first use: importing this package loads no torch, and code that only
 
 from __future__ import annotations
 
+from veomni_hook.on_use import imported_on_use
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from veomni_hook.checkpoints.converter import TensorConverter as TensorConverter
@@ -40,17 +42,4 @@ _HOME = {
 }
 
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = imported_on_use(globals(), _HOME)

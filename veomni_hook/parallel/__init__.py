@@ -6,6 +6,8 @@ resolved on first use, so importing this package imports no torch.
 
 from __future__ import annotations
 
+from veomni_hook.on_use import imported_on_use
+
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from veomni_hook.parallel.expert_records import checkpoint as checkpoint
@@ -23,13 +25,4 @@ _HOME = {
 }
 
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = imported_on_use(globals(), _HOME)
