@@ -87,7 +87,7 @@ def guards(tmp_path_factory) -> Iterator[dict[str, Callable[..., Any]]]:
     slots = {
         name.removeprefix("veomni_"): each
         for name, each in vars(module).items()
-        if name.startswith("veomni_")
+        if isinstance(each, Slot)
     }
 
     def slot(op: str) -> Any:

@@ -21,6 +21,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
+from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.shared.operators import on_its_device
 from veomni_hook.parallel.groups import SequenceGroup
 
@@ -171,7 +172,7 @@ def mailbox(group: SequenceGroup, sources: Sequence[Tensor]) -> Mailbox | None:
 
 def reachable(device: torch.device) -> bool:
     """Return whether memory of a device may be written by peers, in what runs now."""
-    if device.type != "cuda" or torch.version.hip is not None or torch.compiler.is_compiling():
+    if device.type != "cuda" or is_rocm() or torch.compiler.is_compiling():
         return False
     return not torch.cuda.is_current_stream_capturing()
 
