@@ -85,9 +85,7 @@ def guards(tmp_path_factory) -> Iterator[dict[str, Callable[..., Any]]]:
         num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
     slots = {
-        name.removeprefix("veomni_"): each
-        for name, each in vars(module).items()
-        if isinstance(each, Slot)
+        name.removeprefix("veomni_"): each for name, each in vars(module).items() if isinstance(each, Slot)
     }
 
     def slot(op: str) -> Any:

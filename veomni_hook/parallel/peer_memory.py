@@ -10,7 +10,6 @@ which its peers reach when they have read what came with round n.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from functools import lru_cache
@@ -25,7 +24,7 @@ from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.shared.operators import on_its_device
 from veomni_hook.parallel.groups import SequenceGroup
 
-__all__ = ["Mailbox", "mailbox", "reachable"]
+__all__ = ["Mailbox", "mailbox", "notes", "reachable"]
 
 Tensor = torch.Tensor
 
@@ -164,10 +163,17 @@ def mailbox(group: SequenceGroup, sources: Sequence[Tensor]) -> Mailbox | None:
         half = min(_LARGEST, max(_SMALLEST, 1 << (sum(bytes_of(sources)) - 1).bit_length()))
         if made is None or made.half < half:
             made = _MADE[processes] = _made(processes, device, half, made)
-    if isinstance(made, str):
-        logging.getLogger(__name__).info("sp exchanges by collectives: %s", made)
-        return None
-    return made
+    return None if isinstance(made, str) else made
+
+
+def notes() -> list[str]:
+    """Return how the groups of this process exchange; nothing before the first exchange."""
+    return [
+        f"exchanges inside the host are collectives: {made}"
+        if isinstance(made, str)
+        else f"exchanges inside the host go through peer memory, {2 * made.half >> 20} MiB of this GPU"
+        for made in _MADE.values()
+    ]
 
 
 def reachable(device: torch.device) -> bool:

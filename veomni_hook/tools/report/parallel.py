@@ -33,6 +33,10 @@ def notes_on(model: nn.Module) -> tuple[str, ...]:
     if size == 1:
         return () if (reason := process.left_out()) is None else (reason,)
     notes = dict.fromkeys(note for module in model.modules() for note in _notes(module, size))
+    if notes:
+        from veomni_hook.parallel import peer_memory  # wants torch.distributed, which a build may lack
+
+        notes |= dict.fromkeys(f"sp={size}: {note}" for note in peer_memory.notes())
     return tuple(notes) or (f"sp={size}: no layer loop is known in it, so every process runs all of it",)
 
 
