@@ -155,7 +155,7 @@ def check_peers() -> None:
             check_heads((4, 4, 4), (2 * n, n), (double, double, double))
             check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
             check_heads((6, 6, 4), (n, n), (double, double, double))
-            check_heads((4, 4, 4), (2 * n, n), (double, single, double))
+            check_heads((4, 1, 3), (2 * n, n), (double, single, double))
     FACTS["sizes"] = [files.parts[0].numel() for files in made]
     FACTS["said"] = peer_memory.notes()
     FACTS["rounds"] = sum(files.rounds for files in made)
@@ -215,7 +215,7 @@ def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     check_heads((4, 4, 4), (2 * n, n), (double, double, double))
     check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
     check_heads((6, 6, 4), (n, n), (double, double, double))
-    check_heads((4, 4, 4), (2 * n, n), (double, single, double))
+    check_heads((4, 1, 3), (2 * n, n), (double, single, double))
     check_peers()
     check_refusals()
     check_average()

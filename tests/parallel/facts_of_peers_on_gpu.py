@@ -20,6 +20,7 @@ CASES = (
     (2, 128, 8, 4, 128, torch.bfloat16),
     (1, 7, 4, 2, 33, torch.float16),
     (3, 64, 6, 2, 80, torch.float32),
+    (2, 16, 4, 4, 1, torch.bfloat16),
     (1, 30_000, 32, 8, 128, torch.bfloat16),
     (2, 12, 4, 4, 64, torch.float64),
 )
