@@ -64,6 +64,14 @@ def check_slice_and_gather(length: int) -> None:
     FACTS[f"gather's gradient {length}"] = difference(summed(x.grad) / GROUP.size, y.grad)
 
 
+def check_unaligned() -> None:
+    """Elements that do not lie in groups of 8 bytes as the result's do."""
+    length = 3 * GROUP.size
+    x = torch.arange(16 * length, dtype=torch.bfloat16).view(2, length, 8)[..., 1:5]
+    part = x[:, 3 * GROUP.rank : 3 * GROUP.rank + 3]
+    FACTS["gather unaligned"] = difference(gathered(part, 1, length, GROUP), x)
+
+
 def check_heads(
     widths: tuple[int, int, int], heads: tuple[int, int], dtypes: tuple[torch.dtype, ...]
 ) -> None:
@@ -152,6 +160,7 @@ def check_peers() -> None:
         for _ in range(2):
             check_slice_and_gather(n * 3)
             check_slice_and_gather(n * 3 - 1)
+            check_unaligned()
             check_heads((4, 4, 4), (2 * n, n), (double, double, double))
             check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
             check_heads((6, 6, 4), (n, n), (double, double, double))
@@ -211,6 +220,7 @@ def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     n = GROUP.size
     for length in (1, n, n * 3, n * 3 - 1, n * 2 + 1):
         check_slice_and_gather(length)
+    check_unaligned()
     double, single = torch.float64, torch.float32
     check_heads((4, 4, 4), (2 * n, n), (double, double, double))
     check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))

@@ -31,7 +31,7 @@ def test_neighbours_share_sequences_and_data(facts, world, sizes):
 @JOBS
 def test_heads_go_through_peer_memory_where_all_processes_share_it(facts, world, sizes):
     for rank, told in enumerate(facts):
-        assert sum(name.endswith("through peers") for name in told) == 16
+        assert sum(name.endswith("through peers") for name in told) == 17
         assert told["sizes"] == sorted(told["sizes"]) and len(told["sizes"]) > 1  # halves that grow
         assert told["rounds"] > 32  # exchanges, of which some take several rounds
         half = told["sizes"][-1] // 2**21

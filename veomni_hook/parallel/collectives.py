@@ -165,7 +165,7 @@ def _gathered_through_peers(x: torch.Tensor, dim: int, group: SequenceGroup) -> 
     if (peers := mailbox(group, sources)) is None:
         return None
     whole = x.new_empty(x.shape[0], group.size * x.shape[1], x.shape[2])
-    by_rank = _wide(whole).view(part.shape[0], group.size, *part.shape[1:])
+    by_rank = whole.view(part.dtype).view(part.shape[0], group.size, *part.shape[1:])
     peers.exchange(sources, [by_rank.movedim(1, 0)])
     return whole
 

@@ -178,7 +178,7 @@ def notes() -> list[str]:
 
 def reachable(device: torch.device) -> bool:
     """Return whether memory of a device may be written by peers, in what runs now."""
-    if device.type != "cuda" or is_rocm() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or device.type != "cuda" or is_rocm():
         return False
     return not torch.cuda.is_current_stream_capturing()
 
