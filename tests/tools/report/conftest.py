@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 NAME = f"{UPSTREAM}_live"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nobody's settings but the hostile config and a cache of its own."""
     folder = tmp_path_factory.mktemp("cache")
@@ -43,7 +43,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     STATE.resolved, STATE.store, STATE.outcomes = held
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def written(settings: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of `veomni-hook report` about three families on another machine."""
     file = tmp_path_factory.mktemp("written") / "report.html"
@@ -53,7 +53,7 @@ def written(settings: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def live(settings: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of `explain(model).to_html(path)` after a forward in training, and one in evaluation.
 
