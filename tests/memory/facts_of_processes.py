@@ -13,6 +13,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.memory.facts_of_models import NOTED, batches_of, make_small, model_of
+from tests.processes import leave
 
 #: By the setting `parallel`. Heads are exchanged; keys go around a ring; processes share images.
 CASES = {
@@ -125,7 +126,7 @@ def main():
     told = None if parallel else with_a_budget()
     if rank == 0:
         print(json.dumps({"found": found, "budget": told}))
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
