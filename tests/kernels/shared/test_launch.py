@@ -88,11 +88,26 @@ class Launcher:
         self.launch(x, y, z, stream, function, False, False, None, *arguments)
 
 
-class Reordering(Launcher):
-    """Passes the arguments in one tuple, as later releases do."""
+class Together(Launcher):
+    """Passes the kernel's arguments in one tuple, behind their description, as from Triton 3.7 on."""
 
     def __call__(self, x: int, y: int, z: int, stream: Any, function: Any, *arguments: Any) -> None:
-        self.launch(x, y, z, stream, function, False, arguments)
+        metadata, own = arguments[:4], arguments[4:]
+        self.launch(x, y, z, stream, function, False, False, *metadata, None, None, ["ptr"], b"O", own)
+
+
+class Reordering(Launcher):
+    """Passes the metadata in another order."""
+
+    def __call__(self, x: int, y: int, z: int, stream: Any, function: Any, *arguments: Any) -> None:
+        self.launch(x, y, z, stream, function, *arguments[1::-1], *arguments[2:])
+
+
+class TogetherReordering(Together):
+    """Passes one argument more in the tuple."""
+
+    def __call__(self, x: int, y: int, z: int, stream: Any, function: Any, *arguments: Any) -> None:
+        super().__call__(x, y, z, stream, function, *arguments, 0)
 
 
 class Compiled(Recorded):
@@ -132,7 +147,8 @@ def raw(compiled: Compiled) -> Any:
     assert found is not None
     noted: list[Any] = []
     launch = Launch(Recorded(compiled), 2, 16)
-    launch._compiled, launch._raw = compiled, (lambda *them: noted.append(them), *found[1:])
+    launch._compiled = compiled
+    launch._raw = found._replace(launch=lambda *them: noted.append(them))
     return launch, noted
 
 
@@ -148,6 +164,14 @@ def test_a_launcher_of_the_expected_form_gets_addresses(hooks):
     ]
 
 
+def test_a_launcher_of_later_releases_gets_them_in_one_tuple(hooks):
+    launch, noted = raw(Compiled(Together))
+    launch((2, 1, 1), X, X, 5)
+    added = (False, False, (4, 1, 0), None, None, None, None, None, ["ptr"], b"O")
+    own = X.data_ptr(), X.data_ptr(), 5, 16
+    assert noted == [(2, 1, 1, ("stream of", 3), "function", *added, own)]
+
+
 def test_probing_a_launcher_launches_nothing(hooks):
     compiled = Compiled()
     module._raw_launch(compiled, 3)
@@ -158,11 +182,12 @@ def test_probing_a_launcher_launches_nothing(hooks):
     "compiled",
     [
         Compiled(Reordering),
+        Compiled(TogetherReordering),
         Compiled(launch=lambda *_: None),
         Compiled(global_scratch_size=8),
         Compiled(profile_scratch_size=8),
     ],
-    ids=["other order", "not a C function", "scratch", "profiled"],
+    ids=["other order", "one more", "not a C function", "scratch", "profiled"],
 )
 def test_other_launchers_are_left_to_their_handle(hooks, compiled):
     assert module._raw_launch(compiled, 3) is None
@@ -199,18 +224,23 @@ def test_what_is_not_aligned_never_gets_the_launcher_of_what_is(hooks):
 
 
 @pytest.mark.skipif(not module._HANDLES, reason="this release of Triton has the normal launch")
-def test_tritons_launcher_has_the_expected_form(hooks):
+def test_tritons_launcher_has_the_expected_form(hooks, monkeypatch):
     """That of the installed release, without a GPU."""
     driver = pytest.importorskip("triton.backends.nvidia.driver")
+    active = SimpleNamespace(allocate_default_profile_scratch=lambda *_: None)  # 3.8 asks for it
+    monkeypatch.setattr(driver.triton.runtime.driver, "_active", active, raising=False)
     launcher = object.__new__(driver.CudaLauncher)
     for name in ("num_ctas", "launch_cooperative_grid", "launch_pdl", "global_scratch_align"):
         setattr(launcher, name, 0)
     launcher.profile_scratch_align = launcher.global_scratch_size = launcher.profile_scratch_size = 0
+    launcher.arg_annotations, launcher.kernel_signature, launcher.gsan_enabled = ["ptr"], b"O", False
     compiled = Compiled()
     launcher.launch, compiled.run = compiled.run.launch, launcher
     found = module._raw_launch(compiled, 3)
     assert found is not None
-    assert found[-1][-4:] == ((4, 1, 0), None, None, None)
+    assert found.together is (module.TRITON >= (3, 7))
+    at = found.fixed.index((4, 1, 0))
+    assert found.fixed[at:][:4] == ((4, 1, 0), None, None, None)
 
 
 def test_a_tensor_that_left_a_transform_has_an_address(hooks):

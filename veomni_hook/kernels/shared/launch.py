@@ -13,7 +13,7 @@ from copy import copy
 from functools import cache, reduce
 from operator import or_
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,7 +26,7 @@ __all__ = ["LAUNCHES", "TRITON", "Launch", "cdiv", "enter_context", "generation"
 #: Triton's release, two numbers.
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 #: Releases whose handles take all arguments in order, including constants; others use the normal launch.
-_HANDLES = (3, 3) <= TRITON < (3, 7)
+_HANDLES = (3, 3) <= TRITON <= (3, 8)
 _ALIGNED = 16
 #: How many kinds of calls a launch cache keeps; kinds include shapes and strides, but not row counts.
 LAUNCHES = 4096
@@ -91,6 +91,19 @@ _stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 
+class _Raw(NamedTuple):
+    """A launcher's C function, and its arguments after grid and stream: ``function``, ``fixed``, the kernel's.
+
+    ``together``: the kernel's own are one tuple, as from Triton 3.7 on.
+    """
+
+    launch: Any
+    device: int
+    function: Any
+    fixed: tuple[Any, ...]
+    together: bool
+
+
 class Launch:
     """A Triton function for one kind of arguments, on one device; constants and options are fixed.
 
@@ -114,8 +127,7 @@ class Launch:
         self._constants = constants
         self._options = options
         self._compiled: Any = None
-        #: The launcher's C function, the device, the loaded function, and the arguments after it.
-        self._raw: tuple[Any, int, Any, tuple[Any, ...]] | None = None
+        self._raw: _Raw | None = None
 
     def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Launch the function on the current device and stream."""
@@ -130,11 +142,9 @@ class Launch:
             if self._raw is None or _observed():
                 self._compiled[grid](*arguments, *self._constants)
                 return
-            launch, device, function, fixed = self._raw
-            x, y, z = grid
-            launch(
-                x, y, z, _stream(device), function, *fixed, *pointers, *arguments[tensors:], *self._constants
-            )  # fmt: skip
+            launch, device, function, fixed, together = self._raw
+            passed = *pointers, *arguments[tensors:], *self._constants
+            launch(*grid, _stream(device), function, *fixed, *((passed,) if together else passed))
             return
         compiled = self._function[grid](*arguments, *self._constants, **self._options)
         if aligned and _HANDLES:
@@ -155,7 +165,7 @@ class _Mark:
     """Stands for an argument while a launcher shows in which order it passes them on."""
 
 
-def _raw_launch(compiled: Any, count: int) -> tuple[Any, int, Any, tuple[Any, ...]] | None:
+def _raw_launch(compiled: Any, count: int) -> _Raw | None:
     """Return how to launch a handle that takes ``count`` arguments without its Python code, or None.
 
     Nothing is launched here. Which arguments a launcher adds differs between releases, so a copy of it is
@@ -171,12 +181,20 @@ def _raw_launch(compiled: Any, count: int) -> tuple[Any, int, Any, tuple[Any, ..
     probe = copy(launcher)
     probe.launch = lambda *them: passed.append(them)
     head = 1, 1, 1, _Mark(), _Mark()
-    tail = *(_Mark() for _ in range(4)), *(_Mark() for _ in range(count))
-    probe(*head, *tail)
+    # The metadata of the function and of the launch, and two hooks, which `_observed` checks.
+    middle = tuple(_Mark() for _ in range(4))
+    own = tuple(_Mark() for _ in range(count))
+    probe(*head, *middle, *own)
     (them,) = passed
-    added = them[len(head) : -len(tail)]
-    same = them == (*head, *added, *tail)
-    if not same or not all(value is None or isinstance(value, int) for value in added):
+    together = them[-1:] == (own,)
+    last = (own,) if together else own
+    between = them[len(head) : len(them) - len(last)]
+    marks = tuple(value for value in between if type(value) is _Mark)
+    added = [value for value in between if type(value) is not _Mark]
+    # Together, the launcher's own description of the arguments comes before them.
+    same = them == (*head, *between, *last) and marks == middle
+    if not same or not (together or all(value is None or isinstance(value, int) for value in added)):
         return None
-    # The four are the metadata of the function and of the launch, and two hooks, which `_observed` checks.
-    return launch, _device(), compiled.function, (*added, compiled.packed_metadata, None, None, None)
+    metadata = {middle[0]: compiled.packed_metadata}
+    fixed = tuple(metadata.get(value) if type(value) is _Mark else value for value in between)
+    return _Raw(launch, _device(), compiled.function, fixed, together)
