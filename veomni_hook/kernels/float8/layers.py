@@ -18,7 +18,7 @@ from torch import nn
 from veomni_hook.kernels.float8.linear import Float8Linear, widths_refused
 from veomni_hook.kernels.float8.setting import Precision, in_force
 
-__all__ = ["Place", "adapt", "places", "restore"]
+__all__ = ["Place", "adapt", "decoders", "places", "restore"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def restore(model: nn.Module) -> None:
 def places(model: nn.Module, asked: Precision | None = None) -> Iterator[Place]:
     """Yield the linear layers inside of the layers of ``model``, with the reasons of those that stay."""
     asked = asked or in_force()
-    for prefix, layers in _decoders(model):
+    for prefix, layers in decoders(model):
         for number, layer in enumerate(layers):
             end = ""
             if number < asked.first or number >= len(layers) - asked.last:
@@ -70,8 +70,8 @@ def places(model: nn.Module, asked: Precision | None = None) -> Iterator[Place]:
                 yield Place(f"{prefix}.{number}.{name}", module, reason or "")
 
 
-def _decoders(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    """Return the lists of layers, by name."""
+def decoders(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
+    """Return the lists of layers, by name, without those of encoders."""
     lists: list[tuple[str, list[nn.Module]]] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer, _ in lists)

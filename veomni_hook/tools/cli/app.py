@@ -37,7 +37,7 @@ PANELS = {
     "Maintain": {
         "check": "veomni_hook.tools.cli.check.command:check",
         "migrate": "veomni_hook.tools.cli.migrate:migrate",
-        "cache": "veomni_hook.tools.cli.cache:app",
+        "cache": "veomni_hook.tools.cli.cache.command:app",
         "doctor": "veomni_hook.tools.cli.doctor:doctor",
     },
     HIDDEN: {"bench": "veomni_hook.tools.cli.bench:bench"},

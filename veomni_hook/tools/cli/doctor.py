@@ -164,7 +164,7 @@ def settings_fields(resolved: Resolved) -> list[dict[str, object]]:
 def cache(findings: Findings, settings: Settings) -> dict[str, object]:
     """Return where the cache is, how it is used, and what it holds."""
     from veomni_hook.cache.store import open_store
-    from veomni_hook.tools.cli.cache import readable_size
+    from veomni_hook.tools.cli.cache.command import readable_size
 
     try:
         summary = open_store(settings.cache_dir).info()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from veomni_hook.tools.cli.cache import readable_size
+from veomni_hook.tools.cli.cache.command import readable_size
 
-from .conftest import Command, starter
+from ..conftest import Command, starter
 
 
 @pytest.fixture

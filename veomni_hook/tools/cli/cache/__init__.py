@@ -1,0 +1,1 @@
+"""`veomni-hook cache`: what is stored."""
