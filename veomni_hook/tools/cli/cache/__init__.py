@@ -1,1 +1,1 @@
-"""`veomni-hook cache`: what is stored."""
+"""`veomni-hook cache`: the command, and the step that compiles kernels ahead."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +14,8 @@ from veomni_hook.layout import counted
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.options import JsonOption, OutputOption, families_argument, import_from_here
 from veomni_hook.tools.cli.inputs.targets import module_name
-from veomni_hook.tools.cli.usage import FOUND
+from veomni_hook.tools.cli.usage import FOUND, UsageError
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.cache.store import Store
@@ -122,14 +125,48 @@ def warm(
             "Families or modules. Default: every module that a built-in or your own config names.", "TARGET"
         ),
     ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            "--kernels",
+            metavar="MODEL",
+            help="Compile the kernels of this model for the GPU of this machine instead: a model type"
+            " (qwen3: the default sizes of its config), or better a folder with a config.json, or the file."
+            " Takes no TARGET.",
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="NUMBER,...",
+            help="With --kernels: the lengths of sequences. Default: 4096, or as many as the model takes.",
+            show_default=False,
+        ),
+    ] = None,
     file: OutputOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Patch modules now and store them, so that later imports are fast.
+    """Patch modules now and store them, so that later imports are fast; or compile kernels.
+
+    With --kernels, the model is built with random weights, with as few layers as have every structure, and
+    takes a training step and an evaluation step of text, with the settings in force. What Triton compiles for
+    them is then in its cache, where the first step of a training job on the same kind of GPU finds it.
 
     Exits with 1 if a module cannot be patched or stored.
     """
+    lengths = _lengths(tokens)
+    if kernels is not None:
+        if targets:
+            fix = "call it twice: with TARGETs, it patches and stores modules"
+            raise UsageError("--kernels takes no TARGET", where="veomni-hook cache warm", fix=fix)
+        _show_compiled(_compiled(kernels, lengths), as_json=as_json)
+        return
+    if lengths:
+        fix = "name a model: --kernels qwen3"
+        raise UsageError("--tokens is about --kernels", where="veomni-hook cache warm", fix=fix)
     rows = list(_warmed([module_name(target) for target in targets or ()], _settings()))
     if as_json:
         output.emit_json(rows)
@@ -150,6 +187,45 @@ def readable_size(size: int) -> str:
         if value < 1024:
             return f"{value:.1f} {unit}"
     return f"{value / 1024:.1f} GiB"
+
+
+def _lengths(text: str | None) -> list[int]:
+    words = [] if text is None else text.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 1 for word in words):
+        fix = "write numbers above 1 with commas between them: --tokens 2048,4096"
+        raise UsageError(f"--tokens {text} is no list of lengths", where="veomni-hook cache warm", fix=fix)
+    return [*map(int, words)]
+
+
+def _compiled(name: str, lengths: Sequence[int]) -> Facts:
+    from veomni_hook import activate
+    from veomni_hook.tools.cli.cache import warming
+
+    device = warming.gpu()
+    if not _settings().enabled:
+        fix = "set VEOMNI_HOOK=1"
+        raise UsageError("the hook is switched off by its settings", where="veomni-hook cache warm", fix=fix)
+    import_from_here()
+    # What models print while they are imported must not mix with the result.
+    with redirect_stdout(sys.stderr), activate():
+        return {"model": name, **warming.compiled(warming.config_of(name), lengths, device)}
+
+
+def _show_compiled(facts: Facts, *, as_json: bool) -> None:
+    if as_json:
+        output.emit_json(facts)
+        return
+    output.emit_fields(
+        {
+            "model": facts["model"],
+            "layers": [f"{few} of {all_} ({name})" for name, (few, all_) in facts["layers"].items()],
+            "tokens": facts["tokens"],
+            "kernels compiled": facts["compiled"],
+            "kernels found": facts["found"],
+            "seconds": facts["seconds"],
+            "Triton's cache": facts["cache"],
+        }
+    )
 
 
 def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, object]]:
