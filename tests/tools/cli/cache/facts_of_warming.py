@@ -22,8 +22,8 @@ from veomni_hook.tools.cli.cache.fewer_layers import nodes, shortened
 from veomni_hook.tools.compare.kernels import kernels_of
 
 TYPES = (
-    *("qwen3", "llama", "gemma3_text", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3", "gemma3n_text"),
-    *("jamba", "gpt_neo", "gpt_neox_japanese", "longcat_flash", "t5", "bert"),
+    *("qwen3", "llama", "gemma3_text", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3", "jamba"),
+    *("gpt_neo", "gpt_neox_japanese", "longcat_flash", "t5", "bert"),
 )
 SMALL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
