@@ -85,6 +85,16 @@ def test_a_setting_that_changes_text_changes_the_key(names, plain, tmp_path, mon
     assert bool(seen[True, True]) is not (names == OTHERS)
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_settings_that_change_one_module_change_it_together(module, plain):
+    values = {name: value for name, value in OTHER.items() if name in CHANGES - {"patches"}}
+    together, _ = text_and_key(module, replace(Settings(), **values))
+    for name, value in values.items():
+        alone, _ = text_and_key(module, replace(Settings(), **{name: value}))
+        added = {line for line in alone.splitlines() if "veomni" in line} - {*plain[module][0].splitlines()}
+        assert added <= {*together.splitlines()}, name
+
+
 @pytest.mark.parametrize("kernels", ["eager", "torch", "rms_norm=torch,rotary=eager", "nn_layer_norm=eager"])
 def test_a_choice_among_kernels_that_auto_may_take_changes_nothing(
     kernels: str, plain: dict[str, tuple[str, str]]

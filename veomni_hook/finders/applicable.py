@@ -45,7 +45,7 @@ _WANTED: dict[str, Callable[[Settings], bool]] = {
     "accelerate_accelerator": _shares_sequences,
     "modeling_utils": lambda settings: _shares_sequences(settings) or bool(settings.memory),
     "modeling_utils_memory": lambda settings: bool(settings.memory),
-    "modeling_utils_precision": lambda settings: bool(settings.precision),
+    "modeling_utils_made": lambda settings: bool(settings.precision) or settings.axis("ep") > 1,
     "trainer": _shares_sequences,
     "trl_trainer": _shares_sequences,
     "accelerate_data_loader": lambda settings: _keeps_values(settings) or _shares_sequences(settings),

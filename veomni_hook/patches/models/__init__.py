@@ -3,8 +3,9 @@
 ``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share, and
 ``shared/<package>_<name>.py`` those of a module of another package, or of the modules in one of its folders,
-with underscores for dots. What only one setting needs of a shared module is in a file with ``_experts``
-(expert parallelism), ``_batches`` (values on the host), ``_memory`` or ``_precision`` behind its name.
+with underscores for dots. What only some settings need of a shared module is in a file with ``_experts``
+(expert parallelism), ``_batches`` (values on the host), ``_memory`` or ``_made`` (models that were just made)
+behind its name.
 
 A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
 not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
@@ -19,7 +20,7 @@ __all__ = ["all_spec_modules", "families", "spec_modules"]
 
 _PREFIX = "transformers.models."
 _PACKAGES = ("transformers", "accelerate", "trl", "verl")
-_PARTS = ("_experts", "_batches", "_memory", "_precision")
+_PARTS = ("_experts", "_batches", "_memory", "_made")
 
 
 def families() -> dict[str, tuple[str, ...]]:

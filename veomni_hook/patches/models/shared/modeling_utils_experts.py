@@ -12,13 +12,6 @@ config = PatchConfig(
     description="experts are divided among processes as the setting `parallel` says",
 )
 
-config.add_import("veomni_hook.parallel.expert_replicas", ["built as veomni_built"])
-config.rewrite(
-    "PreTrainedModel.post_init",
-    pattern="self.get_expanded_tied_weights_keys(all_submodels=False)",
-    replacement="veomni_built(self).get_expanded_tied_weights_keys(all_submodels=False)",
-    description="models that are built from a config are checked when they are trained",
-)
 if dispatches():
     config.add_import(
         "veomni_hook.parallel.expert_loading", ["planned as veomni_planned", "settled as veomni_settled"]
