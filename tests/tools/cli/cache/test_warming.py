@@ -83,7 +83,9 @@ def test_a_step_runs_kernels_and_compiles_none_on_a_cpu(facts: Any) -> None:
     assert step["layers"] == {"model.layers": [1, 3]} and step["tokens"] == [16, 32]
     assert (step["compiled"], step["found"]) == (0, 0) and step["seconds"] > 0
     assert {"rms_norm", "rotary"} <= {*step["ran"]}
-    assert step["calls"] == len(step["tokens"]), "a training step for each length"
+    assert step["calls"] == 2 * len(step["tokens"]), (
+        "a training step of one sequence and of two, for each length"
+    )
     assert step["built"] == 1 and step["use_cache"] is False
     assert step["dtype"] == "torch.bfloat16" and not step["gradients"]
 

@@ -98,7 +98,7 @@ def compiled(config: Any, tokens: Sequence[int], device: str) -> Facts:
 
     Args:
         config: the model's.
-        tokens: lengths of a step's one sequence; none: 4096, or as many as the model has positions.
+        tokens: of a step, in one sequence and in two; none: 4096, or as many as the model has positions.
         device: where they run, as a torch device type.
 
     Raises:
@@ -115,7 +115,9 @@ def compiled(config: Any, tokens: Sequence[int], device: str) -> Facts:
         try:
             model = built(fewer, device)
             for length in lengths:
-                _step(model, length)
+                # Triton compiles another kernel where a number, as that of sequences, is 1.
+                _step(model, 1, length)
+                _step(model, 2, -(-length // 2))
         except torch.OutOfMemoryError as error:
             kept = ", ".join(f"{few} of {all_} layers" for few, all_ in layers.values()) or "all layers"
             raise UsageError(
@@ -140,12 +142,12 @@ def _on_meta(config: Any) -> Any:
         ) from error
 
 
-def _step(model: Any, length: int) -> None:
+def _step(model: Any, sequences: int, length: int) -> None:
     import torch
 
     words = model.get_input_embeddings().weight.shape[0]
     # From the middle: at both ends are tokens that stand for padding or images.
-    ids = torch.randint(words // 4, words // 2, (1, length), device=model.device)
+    ids = torch.randint(words // 4, words // 2, (sequences, length), device=model.device)
     model.train()
     model(input_ids=ids, labels=ids).loss.backward()
     model.zero_grad()
