@@ -32,9 +32,15 @@ PROCESSES = {
     "upstream": ("eager", "compile", "compile+graphs"),
     "liger": ("liger",),
     "hook": ("ours", "ours+compile", "ours+graphs"),
+    "float8": ("ours+float8",),
 }
-#: Those measured by default; graphs (torch.compile's mode "reduce-overhead") help steps that the host bounds.
-SIDES = tuple(side for sides in PROCESSES.values() for side in sides if not side.endswith("graphs"))
+#: Those measured by default. Graphs (torch.compile's mode "reduce-overhead") help steps that the host bounds,
+#: ``precision=float8`` those whose products are large.
+SIDES = tuple(
+    side for sides in PROCESSES.values() for side in sides if not side.endswith(("graphs", "float8"))
+)
+#: The processes with our kernels.
+OURS = ("hook", "float8")
 ROUNDS, STEPS = 3, 4
 TARGET = "families_gpu-cuda.json"
 CACHES = ("dynamic", "static")
@@ -172,6 +178,12 @@ def chosen(names: list[str]) -> dict[str, Family]:
     return found
 
 
+def changed(family: Family, options: argparse.Namespace) -> Family:
+    """Return a family with as many sequences and layers as the command line says."""
+    fields = family.fields | ({"num_hidden_layers": options.layers} if options.layers else {})
+    return family._replace(fields=fields, batch=options.batch or family.batch)
+
+
 def main() -> None:
     """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -179,17 +191,24 @@ def main() -> None:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--kernels", default="auto", help="what ours runs with")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batch", type=int, help="sequences of a step, in place of the families' own")
+    parser.add_argument("--layers", type=int, help="of each model, likewise")
     parser.add_argument("--profile", type=Path, help="a JSON file for the kernels of a step of each side")
     parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
     options = parser.parse_args()
     sides = options.sides.split(",")
     processes = {
-        name: Process(options.kernels if name == "hook" else "none", options.device)
+        name: Process(
+            options.kernels if name in OURS else "none",
+            options.device,
+            settings={"VEOMNI_PRECISION": "float8"} if name == "float8" else {},
+        )
         for name, own in PROCESSES.items()
         if set(own) & set(sides)
     }
     kernels = {}
     for name, family in chosen(options.families).items():
+        family = changed(family, options)  # noqa: PLW2901
         facts = measured(family, processes, sides, profile=options.profile is not None)
         print(line(name, facts), flush=True)
         kernels[name] = {side: one.pop("kernels", []) for side, one in facts.items()}
@@ -207,7 +226,8 @@ def record(name: str, family: Family, facts: Facts, options: argparse.Namespace)
     known = json.loads(options.out.read_text())["families"] if options.out.exists() else []
     now = circumstances("families_gpu", options.device)
     now["dtype"] = "bfloat16"
-    row = {"family": name, "date": now["date"], "shape": f"{family.batch} x {family.length}", "sides": facts}
+    row = {"family": name, "date": now["date"], "shape": f"{family.batch} x {family.length}"}
+    row |= {"layers": family.fields["num_hidden_layers"], "sides": facts}
     rows = {one["family"]: one for one in known} | {name: row}
     ordered = [rows[key] for key in FAMILIES if key in rows]
     write(now | {"families": ordered}, options.out)

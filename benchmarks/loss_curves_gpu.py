@@ -129,6 +129,10 @@ def train(options: argparse.Namespace) -> dict[str, object]:
         from veomni_hook import activate
 
         activate(kernels=options.kernels, precision=name if name in RUNS else "")
+        # Batches are so small that casts would not pay.
+        from veomni_hook.kernels.moe_experts import float8
+
+        float8.ROWS = 1
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
