@@ -231,8 +231,8 @@ class Settings:
         parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
         memory: how a step of training needs less memory: `checkpoint`, `offload`, `tiles`, comma-separated;
             or what it may take, `40GiB` or `auto`.
-        precision: `float8`: linear layers of decoders multiply in float8; with `first=1`, `last=1`,
-            `skip=k_proj+v_proj`, without these.
+        precision: `float8`: linear layers and experts of decoders multiply in float8; with `first=1`,
+            `last=1`, `skip=k_proj+v_proj`, without these.
         speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
         host_values: keep the integers of a batch on the host when accelerate or Trainer moves it to a device.
         deterministic: `batch_invariant` gives a row of a forward pass the same bits in any batch; empty: off.

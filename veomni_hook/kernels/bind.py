@@ -34,8 +34,8 @@ def bind(
     Args:
         model: any ``nn.Module``; applies to those of its modules that have kernel slots.
         preset: ``auto``, ``eager`` or a backend, for every op.
-        precision: a value of the setting of this name, for the linear layers of this model: ``float8``, or
-            ``none``. Call it before the model is wrapped or sharded.
+        precision: a value of the setting of this name, for linear layers and experts of this model:
+            ``float8``, or ``none``. Call it before the model is wrapped or sharded.
         **ops: the same for single ops; None removes the op's binding.
 
     Raises:
@@ -71,7 +71,7 @@ def bind(
 
 
 def _multiply(model: nn.Module, precision: str) -> None:
-    """Let the linear layers of ``model`` multiply as a value of the setting says."""
+    """Let linear layers and experts of ``model`` multiply as a value of the setting says."""
     from veomni_hook.kernels.float8.layers import adapt, restore  # imports torch
     from veomni_hook.kernels.float8.setting import parsed
 

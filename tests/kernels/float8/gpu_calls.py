@@ -7,6 +7,7 @@ from functools import partial
 
 from tests.kernels.absent_gpu.operands import BF16, F32, Call, empty
 from veomni_hook.kernels.float8 import triton as kernels
+from veomni_hook.kernels.float8.reference import FLOAT8
 
 __all__ = ["CALLS"]
 
@@ -18,6 +19,11 @@ def calls() -> Iterator[Call]:
             yield f"rows {columns} {dtype}", partial(kernels.quantised, empty(48, columns, dtype=dtype))
         for shape in ((4096, 4096), (48, 80)):
             yield f"columns {shape} {dtype}", partial(kernels.quantised_columns, empty(*shape, dtype=dtype))
+            factors = empty(shape[0], 1, dtype=F32)
+            multiplied = partial(kernels.quantised_columns, empty(*shape, dtype=dtype), factors)
+            yield f"columns {shape} {dtype}, multiplied", multiplied
+    for shape in ((4096, 4096), (48, 80)):
+        yield f"turned {shape}", partial(kernels.turned, empty(*shape, dtype=FLOAT8))
 
 
 CALLS = {"float8": calls}

@@ -156,7 +156,7 @@ def test_explain_says_what_is_in_float8_and_why_not():
     adapt(model, parsed("float8"))
     model(input_ids=IDS, labels=IDS).loss.backward()
     computed, *others = notes_on_precision(model)
-    assert computed.startswith("precision: 12 linear layers (3 q_proj, 3 k_proj, 3 v_proj, 3 o_proj): ")
+    assert computed == "precision: in float8: 12 linear layers: 3 q_proj, 3 k_proj, 3 v_proj, 3 o_proj"
     assert others == [
         "precision: not in float8: 3 gate_proj, 3 up_proj: its weight is 40 x 32, which are no multiples of 16",
         "precision: not in float8: 3 down_proj: its weight is 32 x 40, which are no multiples of 16",

@@ -9,6 +9,7 @@ pytest.importorskip("peft")
 from tests.once import once
 from tests.processes import facts, outputs, started
 
+NOT = "precision: not in float8: 1 experts: {} was chosen"
 LAYER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -23,7 +24,7 @@ def test_a_script_trains_in_float8(tmp_path_factory):
     plain, ours = told(tmp_path_factory, ""), told(tmp_path_factory, "float8")
     assert plain["modules"] == plain["notes"] == []
     assert len(ours["modules"]) == 2 * len(LAYER)
-    assert ours["notes"][0].startswith("precision: 14 linear layers (2 q_proj, 2 k_proj, ")
+    assert ours["notes"][0].startswith("precision: in float8: 14 linear layers: 2 q_proj, 2 k_proj, ")
     assert ours["loss"] != plain["loss"]
     assert ours["loss"] == pytest.approx(plain["loss"], rel=2e-2)
     assert ours["checkpointed"] == pytest.approx(ours["loss"], rel=1e-5)
@@ -41,6 +42,33 @@ def test_adapters_on_a_base_in_float8(tmp_path_factory):
     assert loss != plain["adapted"][1]
     assert ours["trained"] == plain["trained"] == ["lora_A", "lora_B"]
     assert ours["ran"] == plain["ran"]
+
+
+def test_experts(tmp_path_factory):
+    plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", "float8"))
+    assert plain["notes"] == []
+    assert ours["ran"] == ["float8"] != plain["ran"]
+    assert ours["notes"][1:] == ["precision: in float8: 1 experts, on a GPU from 1,024 rows of an expert on"]
+    assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-2)
+    assert ours["loss"] != plain["loss"]
+    assert ours["copied"] == [ours["loss"], ["float8"]]
+    assert ours["compiled"] == pytest.approx(ours["loss"], rel=1e-5)
+    assert ours["checkpointed"] == pytest.approx(ours["loss"], rel=1e-5)
+    assert ours["none"] == [plain["loss"], plain["ran"]]
+    for told_ in (plain, ours):
+        loss, backends, (_, reason) = told_["left out"]
+        assert loss != ours["loss"] and backends == plain["ran"] and "1 experts" in reason
+        assert told_["bound"][1:] == [["torch"], [*told_["bound"][2][:1], NOT.format("moe_experts=torch")]]
+        assert told_["chosen"][2][1] == NOT.format("experts_implementation='grouped_mm'")
+
+
+def test_adapters_of_experts_in_float8(tmp_path_factory):
+    plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", "float8"))
+    loss, backends, fused = ours["adapted"]
+    assert backends == ["float8"] and fused
+    assert loss != plain["adapted"][0]
+    assert loss == pytest.approx(plain["adapted"][0], rel=1e-2)
+    assert ours["trained"] == ["lora_A", "lora_B"]
 
 
 ADOPTED = """

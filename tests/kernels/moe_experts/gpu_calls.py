@@ -13,11 +13,14 @@ from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 __all__ = ["CALLS"]
 
 
-def experts(sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str]) -> Iterator[Call]:
+def experts(
+    sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str], *, float8: bool = False
+) -> Iterator[Call]:
     """Variants by name, of these sizes, with as many rows an expert; rows side by side and 8 numbers apart."""
     from tests.kernels.moe_experts.formulas import CASES
+    from veomni_hook.kernels.moe_experts import triton
 
-    fused = kernels_of("moe_experts")
+    fused = {name: triton.in_float8(name) for name in names} if float8 else kernels_of("moe_experts")
     for name in names:
         for hidden, inner in sizes:
             for block in blocks:
@@ -83,6 +86,9 @@ _LAYOUTS = (
 )
 
 CALLS = {
+    "moe_experts in float8": partial(
+        experts, [(2048, 768), (144, 208)], [128], ["gated", "biased_interleaved_alpha_gated"], float8=True
+    ),
     "moe_experts of odd widths": partial(experts, [(136, 200)], [16, 128], ["gated"]),
     # As wide as those whose rows are copied into order.
     "moe_experts of great width": partial(experts, [(256, 4096), (136, 4100)], [128], _LAYOUTS),

@@ -12,7 +12,7 @@ from veomni_hook.kernels.moe_experts import reference
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.moe_experts import triton_products, triton_routing, triton_tiles
+from veomni_hook.kernels.moe_experts import triton_products, triton_routing, triton_sums, triton_tiles
 from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import route
 from veomni_hook.kernels.moe_experts.triton_tiles import Tile
@@ -38,7 +38,7 @@ def small(monkeypatch, request):
         return
     monkeypatch.setattr(triton_tiles, "product_tile", lambda *_: Tile(BLOCK, 16, 16, 4, 2, group=2))
     monkeypatch.setattr(triton_tiles, "weight_tile", lambda *_, **__: Tile(16, 16, 16, 4, 2, group=2))
-    monkeypatch.setattr(triton_products, "_COMBINED", 16)
+    monkeypatch.setattr(triton_sums, "_COMBINED", 16)
 
 
 @dataclass
@@ -120,13 +120,13 @@ def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False, 
     y = triton_products.down(
         h, second, second_bias, routing, weights if in_epilogue else None, transposed=expert.transposed
     )
-    out = triton_products.combine(y, routing, None if in_epilogue else weights)
+    out = triton_sums.combine(y, routing, None if in_epilogue else weights)
     gradients, weighted, partial = triton_products.gate_up_backward(
         d_rows, second, products, routing, weights, expert, spend=spend, ordered=ordered
     )
     assert (gradients is products) is spend
-    to_weights = triton_products.routing_gradient(partial, weights, routing, dout, second_bias)
-    dx = triton_products.combine(
+    to_weights = triton_sums.routing_gradient(partial, weights, routing, dout, second_bias)
+    dx = triton_sums.combine(
         triton_products.input_gradient(gradients, first, routing, transposed=expert.transposed), routing
     )
     pairs = [(d_rows, weighted, (not ordered, False)), (gradients, x_rows, (False, not ordered))]
@@ -137,10 +137,10 @@ def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False, 
     )
     found = [out, dx, to_weights, to_first]
     if first_bias is not None:
-        found += [triton_products.bias_gradient(gradients, routing, gather=False)]
+        found += [triton_sums.bias_gradient(gradients, routing, gather=False)]
     found += [to_second]
     if second_bias is not None:
-        found += [triton_products.bias_gradient(dout, routing, weights, gather=True)]
+        found += [triton_sums.bias_gradient(dout, routing, weights, gather=True)]
     return found
 
 
@@ -304,7 +304,7 @@ def test_more_places_than_are_unrolled():
     ids = torch.randint(EXPERTS, (2, 20), device=DEVICE)
     routing = route(ids, EXPERTS, BLOCK)
     y, weights = torch.randn(40, 24, device=DEVICE), torch.rand(2, 20, device=DEVICE)
-    found = triton_products.combine(y, routing, weights)
+    found = triton_sums.combine(y, routing, weights)
     rows = routing.rows_of[:40].long()
     torch.testing.assert_close(found, (y[rows].view(2, 20, 24) * weights[..., None]).sum(1))
 
@@ -337,7 +337,7 @@ def test_numbers_that_are_not_finite_stay_with_their_rows():
 def test_no_experts_and_no_places():
     x, ids = torch.randn(3, 16, device=DEVICE), torch.zeros(3, 2, dtype=torch.int64, device=DEVICE)
     routing = route(ids, 0, BLOCK)
-    assert not triton_products.combine(torch.empty(6, 16, device=DEVICE), routing).any()
+    assert not triton_sums.combine(torch.empty(6, 16, device=DEVICE), routing).any()
     assert (
         triton_products.weight_gradient(
             x, torch.empty(6, 8, device=DEVICE), routing, gathered=(True, False)
@@ -345,7 +345,7 @@ def test_no_experts_and_no_places():
         == 0
     )
     routing = route(ids[:, :0], EXPERTS, BLOCK)
-    assert not triton_products.combine(torch.empty(0, 16, device=DEVICE), routing).any()
+    assert not triton_sums.combine(torch.empty(0, 16, device=DEVICE), routing).any()
 
 
 def test_blocks_of_rows():

@@ -12,17 +12,24 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.experts import layers, models
+from veomni_hook import bind, explain
 from veomni_hook.parallel import expert_dispatch
 from veomni_hook.routing import Routes, monitor, record, replay
 
 
 def steps(
-    folder: Path, family: str, ep: int, checkpointings: Sequence[str] = ("",), implementation: str = "veomni"
+    folder: Path,
+    family: str,
+    ep: int,
+    checkpointings: Sequence[str] = ("",),
+    implementation: str = "veomni",
+    experts: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """A forward and backward with each kind of checkpointing: how far loss and gradients are from one process's."""
     path, rank, found = models.saved(folder, family), dist.get_rank(), {}
-    losses, expected = models.alone(path, family, dist.get_world_size())
+    losses, expected = models.alone(path, family, dist.get_world_size(), experts)
     model = models.sharded(path, family, ep, implementation)
+    bind(model, moe_experts=experts)
     for kind in checkpointings:
         if kind:
             model.gradient_checkpointing_enable({"use_reentrant": kind == "reentrant"})
@@ -35,6 +42,7 @@ def steps(
             "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
             "worst": worst,
             "gradient": far[worst],
+            "ran": sorted({row.backend for row in explain(model).rows if row.op == "moe_experts"}),
         }
     return found
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import transformers
 from torch.distributed.tensor import DTensor
 
+from veomni_hook import bind
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.parallel import process
 from veomni_hook.patches import expert_release
@@ -118,9 +119,15 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def alone(path: Path, family: str, world: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return the losses of all ranks' batches, and the gradients of their mean, in one process."""
+def alone(
+    path: Path, family: str, world: int, experts: str | None = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return the losses of all ranks' batches, and the gradients of their mean, in one process.
+
+    ``experts`` is what the model's experts are bound to.
+    """
     model = whole(path, family)
+    bind(model, moe_experts=experts)
     with told(""):
         losses = [model(**batch(rank)).loss for rank in range(world)]
         (sum(losses) / world).backward()

@@ -45,6 +45,14 @@ def test_frozen_parameters(two, what, checkpointing):
         assert answer["far"] < CLOSE
 
 
+def test_float8(two):
+    for answer in two.run("cases:steps", family="Qwen3Moe", ep=2, experts="float8"):
+        assert answer[""]["ran"] == ["float8"]
+        assert answer[""]["loss"] < CLOSE
+        # The rows of all ranks are cast together, not those of each batch: with powers of two, nearly the same.
+        assert answer[""]["gradient"] < 1e-3
+
+
 @pytest.mark.usefixtures("divided_by_transformers")
 def test_transformers_own_dispatch_gives_the_same(two):
     check(two, family="Qwen3Moe", ep=2, implementation="all_to_all")

@@ -8,7 +8,7 @@ infinities and NaN come last: no maximum drops them, and their scale is NaN.
 import triton
 import triton.language as tl
 
-__all__ = ["cast_columns", "cast_rows", "largest_of_columns"]
+__all__ = ["cast_columns", "cast_rows", "largest_of_columns", "turn"]
 
 
 @triton.jit
@@ -66,16 +66,22 @@ def cast_rows(
 
 @triton.jit
 def largest_of_columns(
-    x,  # [rows, columns], the columns are neighbours
-    largest,  # [columns], int32, zeros before: the result, as `magnitude`
+    x,  # [matrices, rows, columns], the columns are neighbours
+    factors,  # [rows], float32: x is multiplied by them first, if FACTORS
+    largest,  # [matrices, columns], int32, zeros before: the result, as `magnitude`
     rows,
     columns,
+    stride_x_matrix,
     stride_x,
     ROWS: tl.constexpr,  # of a block
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,  # per program, one below the other
+    FACTORS: tl.constexpr,
 ):
-    """Grid: (cdiv(rows, ROWS * BLOCKS), cdiv(columns, COLUMNS))."""
+    """Grid: (cdiv(rows, ROWS * BLOCKS), cdiv(columns, COLUMNS), matrices)."""
+    matrix = tl.program_id(2).to(tl.int64)
+    x += matrix * stride_x_matrix
+    largest += matrix * columns
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(0) * ROWS * BLOCKS + tl.arange(0, ROWS)
     found = tl.zeros([ROWS, COLUMNS], tl.int32)
@@ -83,30 +89,61 @@ def largest_of_columns(
         row = (first + block * ROWS).to(tl.int64)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         values = tl.load(x + row[:, None] * stride_x + column[None, :], mask=inside, other=0.0)
+        if FACTORS:
+            factor = tl.load(factors + row, mask=row < rows, other=0.0)
+            values = tl.where(inside, values.to(tl.float32) * factor[:, None], 0.0)
         found = tl.maximum(found, magnitude(values))
     tl.atomic_max(largest + column, tl.max(found, axis=0), mask=column < columns)
 
 
 @triton.jit
 def cast_columns(
-    x,  # [rows, columns], the columns are neighbours
-    largest,  # [columns], int32, from `largest_of_columns`
-    q,  # [columns, rows], float8: the result, transposed
-    scale,  # [columns], float32: the result
+    x,  # [matrices, rows, columns], the columns are neighbours
+    factors,  # as in `largest_of_columns`
+    largest,  # [matrices, columns], int32, from `largest_of_columns`
+    q,  # [matrices, columns, rows], float8: the result, transposed
+    scale,  # [matrices, columns], float32: the result
     rows,
     columns,
+    stride_x_matrix,
     stride_x,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    FACTORS: tl.constexpr,
 ):
-    """A scale for each column. Grid: (cdiv(rows, ROWS), cdiv(columns, COLUMNS))."""
+    """A scale for each column. Grid: (cdiv(rows, ROWS), cdiv(columns, COLUMNS), matrices)."""
+    matrix = tl.program_id(2).to(tl.int64)
+    x += matrix * stride_x_matrix
+    largest += matrix * columns
+    q += matrix * columns * rows
+    scale += matrix * columns
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     s, inverse = scale_of(tl.load(largest + column, mask=column < columns, other=0))
     values = tl.load(x + row[:, None] * stride_x + column[None, :], mask=inside, other=0.0)
-    turned = tl.trans((values.to(tl.float32) * inverse[None, :]).to(q.dtype.element_ty))
+    values = values.to(tl.float32)
+    if FACTORS:
+        values *= tl.load(factors + row, mask=row < rows, other=0.0)[:, None]
+    turned = tl.trans((values * inverse[None, :]).to(q.dtype.element_ty))
     within = (column < columns)[:, None] & (row < rows)[None, :]
     tl.store(q + column[:, None].to(tl.int64) * rows + row[None, :], turned, mask=within)
     if tl.program_id(0) == 0:
         tl.store(scale + column, s, mask=column < columns)
+
+
+@triton.jit
+def turn(
+    x,  # [rows, columns], bytes, contiguous
+    y,  # [columns, rows], bytes: the result
+    rows,
+    columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The transpose. Grid: (cdiv(rows, ROWS), cdiv(columns, COLUMNS))."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    values = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0)
+    tl.store(y + column[:, None] * rows + row[None, :], tl.trans(values), mask=tl.trans(inside))

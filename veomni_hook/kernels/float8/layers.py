@@ -1,6 +1,7 @@
-"""Which linear layers of a model multiply in float8, and the change of these and back.
+"""Which linear layers and experts of a model multiply in float8, and the change of these and back.
 
-They are the ``nn.Linear`` inside of the layers of decoders, found by structure. Layers are what lists of
+They are the ``nn.Linear`` inside of the layers of decoders, found by structure, and modules with stacked
+weights that kernels compute as experts. Layers are what lists of
 modules hold (of those, what upstream can checkpoint, if it can checkpoint any); layers of encoders, such as
 towers, say that their attention is not causal. Outside stay routers and gates, which have an output for each
 expert, or one; adapters; layers of other classes, such as quantised ones; and what the setting leaves out.
@@ -15,46 +16,68 @@ from typing import Any
 
 from torch import nn
 
-from veomni_hook.kernels.float8.linear import Float8Linear, widths_refused
+from veomni_hook.kernels.explain.places import places_of
+from veomni_hook.kernels.float8.linear import Float8Linear
+from veomni_hook.kernels.float8.products import widths_refused
 from veomni_hook.kernels.float8.setting import Precision, in_force
+from veomni_hook.kernels.selection.binding import BINDING, binding_of, wanted_by
+from veomni_hook.kernels.selection.choice import AUTO
+from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.slot import Slot
+from veomni_hook.settings import FLOAT8
 
-__all__ = ["Place", "adapt", "decoders", "places", "restore"]
+__all__ = ["Place", "adapt", "decoders", "in_float8", "places", "restore"]
+
+_EXPERTS = "moe_experts"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A linear layer in a layer of a decoder: its name in the model, and why it stays; empty: it does not."""
+    """A linear layer, or experts, in a layer of a decoder.
+
+    Attributes:
+        name: its name in the model.
+        module: itself.
+        reason: why it stays; empty: it does not.
+        slot: that of experts.
+    """
 
     name: str
     module: nn.Module
     reason: str = ""
+    slot: Slot | None = None
 
 
 def adapt(model: Any, asked: Precision | None = None) -> Any:
-    """Return ``model``, whose linear layers now multiply as the setting, or ``asked``, says.
+    """Return ``model``, whose linear layers and experts now multiply as the setting, or ``asked``, says.
 
-    Mutates: the classes of these layers. Weights, names and hooks stay. Layers that multiply in float8 keep
-    doing so.
+    Mutates: the classes of these layers; experts are bound to the backend ``float8``. Weights, names and
+    hooks stay. What multiplies in float8 keeps doing so.
     """
     asked = asked or in_force()
     if asked.float8:
         for place in places(model, asked):
-            if not place.reason:
+            if place.slot is not None and not place.reason:
+                vars(place.module)[BINDING] = {**(binding_of(place.module) or {}), _EXPERTS: FLOAT8}
+            elif not place.reason:
                 place.module.__class__ = Float8Linear
     return model
 
 
 def restore(model: nn.Module) -> None:
-    """Give all layers of ``model`` that multiply in float8 their former class."""
+    """Give all layers of ``model`` that multiply in float8 their former class, and experts their kernels."""
     for module in model.modules():
+        if in_float8(module):
+            del vars(module)[BINDING][_EXPERTS]
         if type(module) is Float8Linear:
             vars(module).pop("plain_because", None)
             setattr(module, "__class__", nn.Linear)  # noqa: B010 - mypy knows no way back to a base
 
 
 def places(model: nn.Module, asked: Precision | None = None) -> Iterator[Place]:
-    """Yield the linear layers inside of the layers of ``model``, with the reasons of those that stay."""
+    """Yield linear layers and experts in the layers of ``model``, with the reasons of those that stay."""
     asked = asked or in_force()
+    slots: dict[type, Slot | None] = {}
     for prefix, layers in decoders(model):
         for number, layer in enumerate(layers):
             end = ""
@@ -62,12 +85,17 @@ def places(model: nn.Module, asked: Precision | None = None) -> Iterator[Place]:
                 end = f"the setting leaves out the first {asked.first} and last {asked.last} layers"
             gates = _gates(layer)
             for name, module in layer.named_modules():
-                if not hasattr(module, "in_features") or hasattr(module, "base_layer"):
-                    continue  # PEFT's layers hold the one that is meant
+                linear = hasattr(module, "in_features") and not hasattr(module, "base_layer")
+                slot = None if linear else _slot_of(module, slots)
+                if not linear and slot is None:
+                    continue  # or it is PEFT's, which holds the one that is meant
                 named = next((part for part in asked.skip if f".{part}." in f".{name}."), None)
                 reason = end or (named and f"the setting leaves out {named}")
-                reason = reason or gates.get(module) or _unfit(layer, name, module)
-                yield Place(f"{prefix}.{number}.{name}", module, reason or "")
+                if slot is None:
+                    reason = reason or gates.get(module) or _unfit(layer, name, module)
+                else:
+                    reason = reason or _unfit_experts(module, slot)
+                yield Place(f"{prefix}.{number}.{name}", module, reason or "", slot)
 
 
 def decoders(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
@@ -104,6 +132,34 @@ def _gates(layer: nn.Module) -> dict[nn.Module, str]:
 def _stacked(module: nn.Module) -> int:
     """Return how many matrices a weight of ``module`` holds."""
     return next((len(weight) for weight in module.parameters(recurse=False) if weight.ndim == 3), 0)
+
+
+def in_float8(experts: object) -> bool:
+    """Return whether a module is bound to experts with float8 products."""
+    return (binding_of(experts) or {}).get(_EXPERTS) == FLOAT8
+
+
+def _slot_of(module: nn.Module, slots: dict[type, Slot | None]) -> Slot | None:
+    """Return the slot of experts with stacked weights; ``slots`` are those that are known of classes."""
+    kind = type(module)
+    if _stacked(module) < 2:
+        return None
+    if kind not in slots:
+        slots[kind] = next((place.slot for place in places_of(kind) if place.slot.op == _EXPERTS), None)
+    return slots[kind]
+
+
+def _unfit_experts(module: nn.Module, slot: Slot) -> str | None:
+    if not any(kernel.backend == FLOAT8 for kernel in registry.kernels(slot.op, slot.variant)):
+        return f"experts of the form {slot.variant} have no kernel in float8"
+    wanted = wanted_by(module, _EXPERTS)
+    if wanted not in (AUTO, FLOAT8):
+        return f"{_EXPERTS}={wanted} was chosen"
+    users = registry.op(slot.op).yields
+    if users is not None and not in_float8(module) and (chosen := load_attribute(users)(module)) is not None:
+        return str(chosen)
+    weights = (weight for weight in module.parameters(recurse=False) if weight.ndim == 3)
+    return next(filter(None, map(widths_refused, weights)), None)
 
 
 def _unfit(layer: nn.Module, name: str, module: Any) -> str | None:

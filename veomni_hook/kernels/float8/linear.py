@@ -1,7 +1,7 @@
 """A linear layer with float8 products: `Float8Linear`, which takes the class's place in an ``nn.Linear``.
 
 Forward:  y = x W^T + bias, in float8
-Backward: dx = dy W in float8;  dW = dy^T x,  dbias = the sum of dy, in the dtype of x
+Backward: dx = dy W and dW = dy^T x in float8;  dbias = the sum of dy, in its dtype
 Shapes: x ``[..., in]``, W ``[out, in]``, y ``[..., out]`` in the dtype that the plain layer's result has.
 Saved: x if W needs a gradient, W by reference; for a gated product, what it is made of
 (`gated_mlp.recomputed`). Mutates: nothing. A recorded backward differentiates the plain layer.
@@ -9,16 +9,19 @@ Saved: x if W needs a gradient, W by reference; for a gated product, what it is 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.accelerator import is_rocm
-from veomni_hook.errors import KernelError
-from veomni_hook.kernels.float8.products import MULTIPLE, input_gradient, linear
+from veomni_hook.kernels.float8.products import (
+    check_device,
+    input_gradient,
+    linear,
+    weight_gradient,
+    widths_refused,
+)
 from veomni_hook.kernels.gated_mlp.recomputed import Products, projection
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
@@ -26,14 +29,13 @@ from veomni_hook.kernels.shared.function_modes import active, intercepting
 from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["Float8Linear", "float8_linear", "widths_refused"]
+__all__ = ["Float8Linear", "float8_linear"]
 
 Tensor = torch.Tensor
 
-_PRODUCTS = Products(linear, input_gradient)
+_PRODUCTS = Products(linear, input_gradient, weight_gradient)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TORCH_LINEAR = functional.linear
-_HOPPER = "use a GPU with float8 (NVIDIA, compute capability 8.9 or higher: Ada, Hopper, Blackwell)"
 
 
 class _Linear(torch.autograd.Function):
@@ -53,9 +55,8 @@ class _Linear(torch.autograd.Function):
                 x = dy.new_zeros(*dy.shape[:-1], weight.shape[1]).requires_grad_()
             return *gradients(_plain, (x, weight, bias), (to_x, to_weight, to_bias), (dy,)), None
         dx = input_gradient(dy, weight) if to_x else None
-        rows = dy.flatten(0, -2)
-        dweight = (rows.t() @ x.flatten(0, -2)).to(weight.dtype) if to_weight else None
-        return dx, dweight, rows.sum(0).to(bias.dtype) if to_bias else None, None
+        dweight = weight_gradient(dy, x).to(weight.dtype) if to_weight else None
+        return dx, dweight, dy.flatten(0, -2).sum(0).to(bias.dtype) if to_bias else None, None
 
 
 _linear = applied(_Linear)
@@ -102,14 +103,6 @@ class Float8Linear(nn.Linear):
         )
 
 
-def widths_refused(weight: Any) -> str | None:
-    """Return why a weight of this shape is not multiplied in float8, or None."""
-    out, width = weight.shape
-    if out % MULTIPLE or width % MULTIPLE:
-        return f"its weight is {out} x {width}, which are no multiples of {MULTIPLE}"
-    return None
-
-
 def refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
     """Return why these operands are multiplied as upstream does, or None.
 
@@ -133,26 +126,5 @@ def refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
         return "the input is no rows for this weight"  # or torch says what is wrong
     if (reason := widths_refused(weight)) is not None:
         return reason
-    if kind != "cpu":
-        _check_device(kind, x.get_device())
+    check_device(x)
     return None
-
-
-def _check_device(kind: str, index: int) -> None:
-    """Raise KernelError if a device cannot multiply in float8."""
-    if lacks := _lacks(kind, index):
-        fix = f"{_HOPPER}, or leave the setting out"
-        raise KernelError(f"{lacks} has no float8 products", where="precision=float8", fix=fix)
-
-
-@cache
-def _lacks(kind: str, index: int) -> str:
-    """Return the name of a device that cannot multiply in float8; empty: it can."""
-    if kind != "cuda" or is_rocm():
-        return f"this device ({kind}{', ROCm' if kind == 'cuda' else ''})"
-    major, minor = torch.cuda.get_device_capability(index)
-    return "" if (major, minor) >= (8, 9) else f"{torch.cuda.get_device_name(index)} ({major}.{minor})"
-
-
-# Same as torch.compiler.assume_constant_result, which imports dynamo.
-setattr(_lacks, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

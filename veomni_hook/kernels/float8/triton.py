@@ -14,7 +14,7 @@ from veomni_hook.kernels.float8 import device
 from veomni_hook.kernels.float8.reference import FLOAT8
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
-__all__ = ["quantised", "quantised_columns"]
+__all__ = ["quantised", "quantised_columns", "turned"]
 
 Tensor = torch.Tensor
 
@@ -48,28 +48,57 @@ def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=LAUNCHES)
 def _of_columns(
-    on: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]
+    on: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    strides: tuple[int, int],
+    *,
+    multiplied: bool,
 ) -> tuple[Launch, tuple[int, int, int], Launch, tuple[int, int, int]]:
-    rows, columns, _ = sizes
+    matrices, rows, columns = shape
     across = cdiv(columns, _COLUMNS)
     return (
-        Launch(device.largest_of_columns, 2, _ROWS, _COLUMNS, _BLOCKS, num_warps=8),
-        (cdiv(rows, _ROWS * _BLOCKS), across, 1),
-        Launch(device.cast_columns, 4, _ROWS, _COLUMNS, num_warps=8),
-        (cdiv(rows, _ROWS), across, 1),
+        Launch(device.largest_of_columns, 3, _ROWS, _COLUMNS, _BLOCKS, multiplied, num_warps=8),
+        (cdiv(rows, _ROWS * _BLOCKS), across, matrices),
+        Launch(device.cast_columns, 5, _ROWS, _COLUMNS, multiplied, num_warps=8),
+        (cdiv(rows, _ROWS), across, matrices),
     )
 
 
-def quantised_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``quantised(x.t())``, ``[columns, rows]`` and ``[columns, 1]``, from ``x [rows, columns]``."""
-    x = _readable(x)
-    rows, columns = x.shape
-    q = torch.empty(columns, rows, dtype=FLOAT8, device=x.device)
-    scale = torch.empty(columns, 1, dtype=torch.float32, device=x.device)
-    if rows and columns:
-        largest = torch.zeros(columns, dtype=torch.int32, device=x.device)
-        sizes = rows, columns, x.stride(0)
-        look, look_grid, cast, cast_grid = _of_columns(x.device, x.dtype, sizes)
-        look(look_grid, x, largest, *sizes)
-        cast(cast_grid, x, largest, q, scale, *sizes)
+def quantised_columns(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the transpose of a matrix, or of several, in float8, and the scale of each of its rows.
+
+    ``x`` is ``[..., rows, columns]``; the results are ``[..., columns, rows]`` and ``[..., columns, 1]``.
+    With ``factors`` ``[rows, 1]``, float32, they are those of ``x * factors``.
+    """
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    matrices = x if x.ndim == 3 else x[None]
+    number, rows, columns = matrices.shape
+    q = torch.empty(*x.shape[:-2], columns, rows, dtype=FLOAT8, device=x.device)
+    scale = torch.empty(*x.shape[:-2], columns, 1, dtype=torch.float32, device=x.device)
+    if q.numel():
+        largest = torch.zeros(number, columns, dtype=torch.int32, device=x.device)
+        strides = matrices.stride(0), matrices.stride(1)
+        look, look_grid, cast, cast_grid = _of_columns(
+            x.device, x.dtype, (number, rows, columns), strides, multiplied=factors is not None
+        )
+        of_rows = scale if factors is None else factors
+        look(look_grid, x, of_rows, largest, rows, columns, *strides)
+        cast(cast_grid, x, of_rows, largest, q, scale, rows, columns, *strides)
     return q, scale
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _turn(on: torch.device, rows: int, columns: int) -> tuple[Launch, tuple[int, int, int]]:
+    grid = cdiv(rows, _COLUMNS), cdiv(columns, _COLUMNS), 1
+    return Launch(device.turn, 2, _COLUMNS, _COLUMNS, num_warps=8), grid
+
+
+def turned(q: Tensor) -> Tensor:
+    """Return the transpose of ``q [rows, columns]``, contiguous, in float8, as a contiguous tensor."""
+    rows, columns = q.shape
+    y = torch.empty(columns, rows, dtype=q.dtype, device=q.device)
+    if q.numel():
+        launch, grid = _turn(q.device, rows, columns)
+        launch(grid, q.view(torch.uint8), y.view(torch.uint8), rows, columns)
+    return y

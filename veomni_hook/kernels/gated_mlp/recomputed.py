@@ -54,13 +54,21 @@ class Origin(NamedTuple):
 
 
 class Products(NamedTuple):
-    """How a projection multiplies: ``linear(x, weight, bias)``, and ``input_gradient(dy, weight)``."""
+    """How a projection multiplies: ``linear(x, weight, bias)``, and for its gradients.
+
+    These are ``input_gradient(dy, weight)`` and ``weight_gradient(dy, x)``.
+    """
 
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     input_gradient: Callable[[Tensor, Tensor], Tensor]
+    weight_gradient: Callable[[Tensor, Tensor], Tensor]
 
 
-_PLAIN = Products(functional.linear, torch.matmul)
+def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    return dy.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+_PLAIN = Products(functional.linear, torch.matmul, _weight_gradient)
 
 
 class Product(Tensor):
@@ -152,7 +160,7 @@ class _GatedLinear(torch.autograd.Function):
         if handle is None:
             ctx.save_for_backward(gate, up, weight, bias)
         ctx.node = None if handle is None else handle.grad_fn
-        ctx.rule, ctx.input_gradient = rule, products.input_gradient
+        ctx.rule, ctx.products = rule, products
         ctx.columns = columns = missing(product, product.shape[-1])
         return products.linear(padded(product, columns), padded(weight, columns), bias)
 
@@ -169,12 +177,12 @@ class _GatedLinear(torch.autograd.Function):
         dgate = dup = dweight = product = None
         columns = ctx.columns
         if to_gate or to_up:
-            dproduct = cut(ctx.input_gradient(dy, padded(weight, columns)), columns)
+            dproduct = cut(ctx.products.input_gradient(dy, padded(weight, columns)), columns)
             new = gate.new_empty(0)
             spent = ctx.node is not None and are_spent(new, gate, up)
             dgate, dup, product = ctx.rule.backward(gate, up, dproduct, spent)
         if to_weight:
             product = ctx.rule.again(gate, up) if product is None else product
-            dweight = cut(dy.flatten(0, -2).t() @ padded(product, columns).flatten(0, -2), columns)
+            dweight = cut(ctx.products.weight_gradient(dy, padded(product, columns)), columns)
         dbias = dy.flatten(0, -2).sum(0) if to_bias else None
         return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None, None, None

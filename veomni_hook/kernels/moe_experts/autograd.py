@@ -85,8 +85,11 @@ def _parts(tensors: tuple[Any, ...], scales: tuple[float, float]) -> tuple[Opera
     return Operands(*tensors[:_OPERANDS]), Adapters(up_into, up_out, down_into, down_out, *scales)
 
 
-def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
-    """Compute ``variant`` from its reference's operands, which have passed ``forms.refuses``."""
+def experts(backend: Backend, variant: str, *operands: Any, float8: bool = False) -> Tensor:
+    """Compute ``variant`` from its reference's operands, which have passed ``forms.refuses``.
+
+    ``float8``: see `Form`.
+    """
     adapters = NO_ADAPTERS
     if backend.adapted is not None and is_adapted(operands):
         backend, adapted = backend.adapted, operands
@@ -94,7 +97,7 @@ def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
         down = adapted[4 if taken_apart(operands)[0].up_bias is None else 5]
         adapters = adapters_of(adapted[3], down, transposed=LAYOUTS[variant].transposed)
     tensors, rest = taken_apart(operands)
-    form, factors = form_of(variant, tensors, rest), adapters.factors
+    form, factors = form_of(variant, tensors, rest)._replace(float8=float8), adapters.factors
     if wants_grad(*(x for x in (*tensors, *factors) if x is not None)):
         scales = adapters.up_scale, adapters.down_scale
         # What a backend can compute again, a checkpoint's recomputation of the layer need not compute.
@@ -107,9 +110,9 @@ def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
 
 
 @cache
-def kernel_of(backend: Backend, variant: str) -> Callable[..., Tensor]:
+def kernel_of(backend: Backend, variant: str, *, float8: bool = False) -> Callable[..., Tensor]:
     """Return a backend's kernel for ``variant``."""
-    return partial(experts, backend, variant)
+    return partial(experts, backend, variant, float8=float8)
 
 
 def _differentiable(

@@ -25,6 +25,8 @@ X_DESCRIBED, W_DESCRIBED: the operand is a tensor descriptor, not a pointer.
 EVEN: everything that is not read through a descriptor comes in whole tiles.
 FORM, ACTIVATION: the gate, by the numbers of `veomni_hook.kernels.gated_mlp.device`.
 RANK: unless 0, ``low`` times ``low_w`` is added to the product, see `.adapter_device`.
+SCALED: operands are in float8; what the product has for a row is multiplied by ``x_scale`` [T], or [R] if
+    ORDERED, and for a column by ``w_scale`` [E, columns], both float32.
 
 Arguments that depend on the number of tokens are not specialised, so a new batch size recompiles nothing.
 They are not grouped into tuples: Triton 3.2 accepts none, and with 3.6 a launch of 32 arguments took the host
@@ -96,6 +98,18 @@ def _parted(pairs, BM: tl.constexpr, BN: tl.constexpr, PAIRED: tl.constexpr):
 
 
 @triton.jit
+def _scaled(
+    acc,  # [BM, BN], float32: the tile itself, not a pointer
+    x_scale, x_rows, w_scale, expert,
+    position, exists,  # [BN]: numbers of columns, whether they exist
+    width,
+):  # fmt: skip
+    """``acc`` times the scales of its rows and of its columns."""
+    of_columns = tl.load(w_scale + expert.to(tl.int64) * width + position, mask=exists, other=0.0)
+    return acc * tl.load(x_scale + x_rows)[:, None] * of_columns[None, :]
+
+
+@triton.jit
 def _product(
     x,  # D: a pointer to rows, or a descriptor of contiguous rows, which is read from ``first_row`` on
     x_offsets,  # [BM], int64: from ``x`` to each row, unless X_DESCRIBED
@@ -158,6 +172,7 @@ def gate_up(
     W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, BIASED: tl.constexpr, KEEP: tl.constexpr,
     FORM: tl.constexpr, ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
     low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
+    x_scale=None, w_scale=None, SCALED: tl.constexpr = 0,
 ):  # fmt: skip
     """h = gate(g, u), [g, u] = x[token] U_e + u_e; g and u are rounded to D first.
 
@@ -169,11 +184,15 @@ def gate_up(
         m, n = tile_at(index, m_tiles, n_tiles, GROUP)
         expert, first_row, end = _read_tile(tiles, max_tiles, m)
         rows = first_row + tl.arange(0, BM)
-        x_offsets = _rows_of_x(tokens, rows, first_row, end, ORDERED) * stride_x_row
+        x_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
         acc = _product(
-            x, x_offsets, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert, n * BN,
-            inner, columns, BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
+            x, x_rows * stride_x_row, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert,
+            n * BN, inner, columns, BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
+        if SCALED:
+            position, exists = _columns(n * BN, columns, BN, PAIRED)
+            width = (1 if PAIRED == 0 else 2) * columns
+            acc = _scaled(acc, x_scale, x_rows, w_scale, expert, position, exists, width)
         if RANK > 0:
             position, exists = _columns(n * BN, columns, BN, PAIRED)
             width = (1 if PAIRED == 0 else 2) * columns
@@ -223,6 +242,7 @@ def rows_product(
     TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
     BIASED: tl.constexpr, WEIGHTED: tl.constexpr, FLATTEN: tl.constexpr,
     low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
+    x_scale=None, w_scale=None, SCALED: tl.constexpr = 0,
 ):  # fmt: skip
     """y = x D_e + d_e, times the routing weight of the row if ``WEIGHTED``, rounded once.
 
@@ -236,12 +256,14 @@ def rows_product(
         expert, first_row, end = _read_tile(tiles, max_tiles, m)
         rows = first_row + tl.arange(0, BM)
         row_mask = rows < end
-        x_offsets = _rows_of_x(pairs, rows, first_row, end, True) * inner
+        x_rows = _rows_of_x(pairs, rows, first_row, end, True)
         acc = _product(
-            x, x_offsets, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert, n * BN,
+            x, x_rows * inner, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert, n * BN,
             inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         column = n * BN + tl.arange(0, BN)
+        if SCALED:
+            acc = _scaled(acc, x_scale, x_rows, w_scale, expert, column, column < columns, columns)
         if RANK > 0:
             acc = add_low_rank(
                 acc, low, low_w, rows, row_mask, expert, column, column < columns, columns, RANK, TURNED
@@ -347,6 +369,7 @@ def gate_up_backward(
     W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
     ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
     low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
+    x_scale=None, w_scale=None, SCALED: tl.constexpr = 0,
 ):  # fmt: skip
     """dh = dout[token] D_e';  [dg, du] = gate'(g, u) (w dh);  the sums <dh, h>;  w h with h = gate(g, u).
 
@@ -360,13 +383,15 @@ def gate_up_backward(
         expert, first_row, end = _read_tile(tiles, max_tiles, m)
         rows = first_row + tl.arange(0, BM)
         row_mask = rows < end
-        dout_offsets = _rows_of_x(tokens, rows, first_row, end, ORDERED) * stride_dout_row
+        dout_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
         dh = _product(
-            dout, dout_offsets, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert,
-            n * BN, inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
+            dout, dout_rows * stride_dout_row, first_row, w, stride_w_expert, stride_w_column, stride_w_inner,
+            expert, n * BN, inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
+        column = n * BN + tl.arange(0, BN)
+        if SCALED:
+            dh = _scaled(dh, x_scale, dout_rows, w_scale, expert, column, column < columns, columns)
         if RANK > 0:
-            column = n * BN + tl.arange(0, BN)
             dh = add_low_rank(
                 dh, low, low_w, rows, row_mask, expert, column, column < columns, columns, RANK, TURNED
             )

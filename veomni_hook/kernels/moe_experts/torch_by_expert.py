@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from veomni_hook.kernels.float8 import reference as float8
 from veomni_hook.kernels.moe_experts import torch_gating
 from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
@@ -87,14 +88,15 @@ def backward(
             dw = dw if down_bias is None else dw + extra
             gradients.top_k_weights.view(-1)[chunk.places] = dw.to(gradients.top_k_weights.dtype)
         if gradients.down is not None:
-            weight_gradient(gradients.down, y * share, g, chunk, form)
+            weight_gradient(gradients.down, *_as_float8(y * share, g, chunk, form), chunk, form)
         if gradients.down_bias is not None:
             _sums(gradients.down_bias, g * share, chunk)
         _adapter_gradients(gradients[8:], y, g * share, adapters.down, chunk, form)
         if gradients.up is not None or adapters.up is not None:
             rows = x.index_select(0, token).to(form.dtype).to(dtype)
             if gradients.up is not None:
-                weight_gradient(gradients.up, rows, dz, chunk, form)
+                outputs, inputs = _as_float8(dz, rows, chunk, form)
+                weight_gradient(gradients.up, inputs, outputs, chunk, form)
             _adapter_gradients(gradients[6:8], rows, dz, adapters.up, chunk, form)
         if gradients.up_bias is not None:
             _sums(gradients.up_bias, dz, chunk)
@@ -116,6 +118,10 @@ def product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool 
     turned = LAYOUTS[form.variant].transposed is back
     output = x.new_empty(len(x), weights.shape[1 if turned else 2])
     for expert, rows in chunk.experts:
+        if form.float8:
+            matrix = weights[expert] if turned else weights[expert].t()
+            output[rows] = float8.product(float8.quantised(x[rows]), float8.quantised(matrix), x.dtype)
+            continue
         # Round to autocast's dtype, even if the product has a higher precision.
         weight = weights[expert].to(form.dtype).to(x.dtype)
         torch.mm(x[rows], weight.t() if turned else weight, out=output[rows])
@@ -130,6 +136,18 @@ def weight_gradient(gradient: Tensor, inputs: Tensor, outputs: Tensor, chunk: Ch
             torch.mm(left[rows].t(), right[rows], out=gradient[expert])
         else:
             gradient[expert] = left[rows].t() @ right[rows]
+
+
+def _as_float8(wide: Tensor, rows: Tensor, chunk: Chunk, form: Form) -> tuple[Tensor, Tensor]:
+    """Return the factors of a weight's gradient: in float8 ``s wide`` and q, where ``rows = s q``."""
+    if not form.float8:
+        return wide, rows
+    values, factors = float8.quantised(rows)
+    wide = wide * factors.to(wide.dtype)
+    for _, part in chunk.experts:
+        columns, scales = float8.quantised(wide[part].t())
+        wide[part] = (columns.to(wide.dtype) * scales.to(wide.dtype)).t()
+    return wide, values.to(rows.dtype)
 
 
 def _adapted(

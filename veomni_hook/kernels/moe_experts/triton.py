@@ -37,7 +37,7 @@ from functools import partial
 import torch
 
 from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
-from veomni_hook.kernels.moe_experts import forms, triton_products
+from veomni_hook.kernels.moe_experts import forms, triton_float8, triton_products, triton_sums
 from veomni_hook.kernels.moe_experts.autograd import kernel_of
 from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_shape
@@ -56,13 +56,22 @@ from veomni_hook.kernels.moe_experts.triton_adapters import (
     padded_rank,
     weighted_rows,
 )
+from veomni_hook.kernels.moe_experts.triton_float8 import operands_of
 from veomni_hook.kernels.moe_experts.triton_products import Expert, Low
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
 from veomni_hook.kernels.moe_experts.triton_tiles import row_block, worth_ordering
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS, Layout
 from veomni_hook.kernels.shared.readiness import note_ready
 
-__all__ = ["gated_or_identity", "kernel", "loses", "loses_in_float32", "refuses", "refuses_or_identity"]
+__all__ = [
+    "gated_or_identity",
+    "in_float8",
+    "kernel",
+    "loses",
+    "loses_in_float32",
+    "refuses",
+    "refuses_or_identity",
+]
 
 Tensor = torch.Tensor
 
@@ -93,11 +102,15 @@ def _expert(form: Form, layout: Layout) -> Expert:
 
 def _block(operands: Operands, form: Form) -> int:
     pairs, dtype = operands.top_k_index.numel(), form.dtype
+    if form.float8:
+        return triton_float8.BLOCK
     return row_block(pairs, operands.up.shape[0], dtype.itemsize)
 
 
 def _ordered(operands: Operands, form: Form) -> bool:
     """Whether to copy rows of tokens into experts' order instead of gathering them in each product."""
+    if form.float8:
+        return False  # half the bytes
     inner = operands.down.shape[1 if LAYOUTS[form.variant].transposed else 2]
     x, pairs, num_experts = operands.hidden_states, operands.top_k_index.numel(), operands.up.shape[0]
     return worth_ordering(x, form.dtype, pairs, num_experts, inner)
@@ -118,14 +131,15 @@ def _first_product(
     keep: bool,
     adapted: Adapter | None = None,
 ) -> tuple[Tensor, Tensor | None, Low | None]:
-    up = operands.up.to(form.dtype)
     expert = _expert(form, LAYOUTS[form.variant])
     ordered = _ordered(operands, form)
     rows = triton_products.ordered(x, routing) if ordered else x
     low = forward_of(adapted, rows, routing, ordered=ordered)
+    rows, up, transposed, scales = operands_of(rows, operands.up, form, transposed=expert.transposed)
     return *triton_products.gate_up(
-        rows, up, operands.up_bias, routing, expert, keep=keep, ordered=ordered, low=low
-    ), low
+        rows, up, operands.up_bias, routing, expert._replace(transposed=transposed), keep=keep,
+        ordered=ordered, low=low, scales=scales,
+    ), low  # fmt: skip
 
 
 def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, ...]:
@@ -136,10 +150,10 @@ def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) 
         operands, form, _rows(x, form.dtype), routing, keep=keep, adapted=of_up
     )
     down_low = forward_of(of_down, h, routing, ordered=True)
-    transposed = LAYOUTS[form.variant].transposed
-    y = triton_products.down(h, down.to(form.dtype), down_bias, routing, transposed=transposed, low=down_low)
-    del h
-    result = triton_products.combine(y, routing, weights, dtype=x.dtype)
+    h, down, transposed, scales = operands_of(h, down, form, transposed=LAYOUTS[form.variant].transposed)
+    y = triton_products.down(h, down, down_bias, routing, transposed=transposed, low=down_low, scales=scales)
+    del h, down, scales
+    result = triton_sums.combine(y, routing, weights, dtype=x.dtype)
     if products is None:
         return result, *_like_kept(operands, adapters, form, keep=False)
     lows = (products.new_empty(0) if low is None else low.rows for low in (up_low, down_low))
@@ -189,16 +203,17 @@ def _backward(
     ordered = _ordered(operands, form)
     grad_rows = triton_products.ordered(grad, routing) if ordered else grad
     down_back = back_of(of_down, grad_rows, routing, ordered=ordered)
+    dout, matrix, transposed, scales = operands_of(grad_rows, down, form, transposed=not expert.transposed)
     dz, weighted, sums = triton_products.gate_up_backward(
-        grad_rows, down.to(form.dtype), products, routing, weights, expert, spend=spend, ordered=ordered,
-        low=down_back,
+        dout, matrix, products, routing, weights, expert._replace(transposed=not transposed), spend=spend,
+        ordered=ordered, low=down_back, scales=scales,
     )  # fmt: skip
-    del products
+    del products, dout, matrix, scales
     to_weights = to_down = to_down_bias = to_x = to_up = to_up_bias = None
     if needed.top_k_weights:
-        to_weights = triton_products.routing_gradient(sums, weights, routing, grad, down_bias)
+        to_weights = triton_sums.routing_gradient(sums, weights, routing, grad, down_bias)
     if needed.down:
-        to_down = _weight_gradient(weighted, grad_rows, routing, expert, down.dtype, (False, not ordered))
+        to_down = _weight_gradient(weighted, grad_rows, routing, form, down.dtype, (False, not ordered))
     down_low = weighted_rows(down_low, routing, weights)
     to_down_factors = factor_gradients(
         weighted, grad_rows, down_low, down_back, of_down, routing, needed[8:], (False, not ordered)
@@ -206,44 +221,48 @@ def _backward(
     del weighted, sums, grad_rows, down_low, down_back
     if needed.down_bias and down_bias is not None:
         dtype = down_bias.dtype
-        to_down_bias = triton_products.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
+        to_down_bias = triton_sums.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
     up_back = back_of(of_up, dz, routing, ordered=True)
     if needed.hidden_states:
-        to_x = _input_gradient(dz, up.to(form.dtype), routing, expert, x.dtype, up_back)
+        to_x = _input_gradient(dz, up, routing, form, x.dtype, up_back)
         note_ready(to_x, to_weights)
     if ordered and (needed.up or needed.up_into):
         rows = triton_products.ordered(rows, routing)
     if needed.up:
-        to_up = _weight_gradient(rows, dz, routing, expert, up.dtype, (not ordered, False))
+        to_up = _weight_gradient(rows, dz, routing, form, up.dtype, (not ordered, False))
     to_up_factors = factor_gradients(
         rows, dz, up_low, up_back, of_up, routing, needed[6:8], (not ordered, False)
     )
     if needed.up_bias and up_bias is not None:
-        to_up_bias = triton_products.bias_gradient(dz, routing, gather=False, dtype=up_bias.dtype)
+        to_up_bias = triton_sums.bias_gradient(dz, routing, gather=False, dtype=up_bias.dtype)
     return Gradients(
         to_x, to_weights, to_up, to_up_bias, to_down, to_down_bias, *to_up_factors, *to_down_factors
     )
 
 
 def _input_gradient(
-    dz: Tensor, up: Tensor, routing: Routing, expert: Expert, dtype: torch.dtype, low: Low | None
+    dz: Tensor, up: Tensor, routing: Routing, form: Form, dtype: torch.dtype, low: Low | None
 ) -> Tensor:
-    rows = triton_products.input_gradient(dz, up, routing, transposed=expert.transposed, low=low)
-    return triton_products.combine(rows, routing, dtype=dtype)
+    turned = not LAYOUTS[form.variant].transposed
+    dz, up, turned, scales = operands_of(dz, up, form, transposed=turned)
+    rows = triton_products.input_gradient(dz, up, routing, transposed=not turned, low=low, scales=scales)
+    del dz, up, scales
+    return triton_sums.combine(rows, routing, dtype=dtype)
 
 
 def _weight_gradient(
     inputs: Tensor,
     outputs: Tensor,
     routing: Routing,
-    expert: Expert,
+    form: Form,
     dtype: torch.dtype,
     gathered: tuple[bool, bool],
 ) -> Tensor:
     """The gradient of stacked weights in their storage layout, from inputs and gradients of outputs."""
-    if expert.transposed:
-        return triton_products.weight_gradient(inputs, outputs, routing, gathered=gathered, dtype=dtype)
-    return triton_products.weight_gradient(outputs, inputs, routing, gathered=gathered[::-1], dtype=dtype)
+    gradient = triton_float8.weight_gradient if form.float8 else triton_products.weight_gradient
+    if LAYOUTS[form.variant].transposed:
+        return gradient(inputs, outputs, routing, gathered=gathered, dtype=dtype)
+    return gradient(outputs, inputs, routing, gathered=gathered[::-1], dtype=dtype)
 
 
 _BACKEND = define_backend(
@@ -251,6 +270,7 @@ _BACKEND = define_backend(
 )
 
 kernel = partial(kernel_of, _BACKEND)
+in_float8 = partial(kernel_of, _BACKEND, float8=True)
 gated_or_identity = partial(experts_or_identity, kernel("gated"))
 
 

@@ -13,7 +13,6 @@ written.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,34 +21,27 @@ from veomni_hook.kernels.moe_experts import (
     device,
     gluon_choice,
     gluon_products,
-    routing_device,
     triton_tiles,
     weight_gradient_device,
 )
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import Tile, describable, described, grid
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.launch import cdiv
 
 __all__ = [
     "Expert",
     "Low",
-    "bias_gradient",
-    "combine",
     "down",
     "gate_up",
     "gate_up_backward",
     "input_gradient",
     "ordered",
-    "routing_gradient",
     "weight_gradient",
 ]
 
 Tensor = torch.Tensor
 
 _UNPAIRED, _ALL_BEFORE, _ALTERNATING = 0, 1, 2
-_COMBINED, _UNROLLED = 2048, 16
-_SUM_ROWS, _SUM_COLUMNS = 32, 128
-_PAIRS, _PAIR_COLUMNS = 32, 128
 
 
 class Expert(NamedTuple):
@@ -95,11 +87,28 @@ class Low(NamedTuple):
     turned: bool
 
 
-def _low(low: Low | None) -> dict[str, Any]:
+class Scales(NamedTuple):
+    """What a product of float8 operands is multiplied by, and the dtype of its result.
+
+    Attributes:
+        rows: float32, one for each row of x.
+        columns: [E, columns], float32, one for each column of the product.
+        dtype: bfloat16, float16 or float32.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    dtype: torch.dtype
+
+
+def _more(low: Low | None, scales: Scales | None) -> dict[str, Any]:
     """The kernels' last arguments."""
-    if low is None:
-        return {}
-    return {"low": low.rows, "low_w": low.matrix, "RANK": low.rows.shape[1], "TURNED": low.turned}
+    more: dict[str, Any] = {}
+    if low is not None:
+        more |= {"low": low.rows, "low_w": low.matrix, "RANK": low.rows.shape[1], "TURNED": low.turned}
+    if scales is not None:
+        more |= {"x_scale": scales.rows, "w_scale": scales.columns, "SCALED": 1}
+    return more
 
 
 def _flatten(tile: Tile, low: Low | None) -> bool:
@@ -153,6 +162,7 @@ def gate_up(
     ordered: bool = False,
     tile: Tile | None = None,
     low: Low | None = None,
+    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return ``h`` [rows, I] and, if ``keep``, gate and up [rows, 2I] (or gate [rows, I]) as in the weight.
 
@@ -164,8 +174,9 @@ def gate_up(
     width = weight.shape[2 if expert.transposed else 1]
     columns = width // 2 if paired else width
     tile = tile or triton_tiles.product_tile("gate_up" if paired else "down", routing.block, x)
-    h = torch.empty(routing.num_rows, columns, dtype=x.dtype, device=x.device)
-    products = torch.empty(routing.num_rows, width, dtype=x.dtype, device=x.device) if keep else None
+    dtype = x.dtype if scales is None else scales.dtype
+    h = torch.empty(routing.num_rows, columns, dtype=dtype, device=x.device)
+    products = torch.empty(routing.num_rows, width, dtype=dtype, device=x.device) if keep else None
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
     w_descriptor = _described_weight(weight, expert.transposed, paired, tile)
@@ -179,7 +190,7 @@ def gate_up(
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed, ordered,
         x_descriptor is not None, w_descriptor is not None, _even(tile, hidden, columns, w_descriptor),
         bias is not None, keep, expert.form, expert.activation, _flatten(tile, low),
-        num_warps=tile.warps, **_low(low),
+        num_warps=tile.warps, **_more(low, scales),
     )  # fmt: skip
     return h, products
 
@@ -194,12 +205,13 @@ def down(
     transposed: bool = False,
     tile: Tile | None = None,
     low: Low | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """Return ``y`` [rows, H]: each row of ``h`` [rows, I], contiguous, times its expert's matrix.
 
     ``weights`` [tokens, top_k], of any float dtype, are applied before the only rounding.
     """
-    return _rows_product("down", h, weight, bias, routing, weights, transposed, tile, low)
+    return _rows_product("down", h, weight, bias, routing, weights, transposed, tile, low, scales)
 
 
 def input_gradient(
@@ -210,10 +222,11 @@ def input_gradient(
     transposed: bool = False,
     tile: Tile | None = None,
     low: Low | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
-    """Return rows [rows, H] that `combine` sums to the gradient of x, from the gradients of gate and up."""
+    """Return rows [rows, H], whose sums over places are the gradient of x, from those of gate and up."""
     piece = "input_gradient"
-    return _rows_product(piece, gradients, weight, None, routing, None, not transposed, tile, low)
+    return _rows_product(piece, gradients, weight, None, routing, None, not transposed, tile, low, scales)
 
 
 def _rows_product(
@@ -226,11 +239,13 @@ def _rows_product(
     transposed: bool,
     tile: Tile | None,
     low: Low | None,
+    scales: Scales | None,
 ) -> Tensor:
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
     tile = tile or triton_tiles.product_tile(piece, routing.block, x)
-    y = torch.empty(routing.num_rows, columns, dtype=x.dtype, device=x.device)
+    dtype = x.dtype if scales is None else scales.dtype
+    y = torch.empty(routing.num_rows, columns, dtype=dtype, device=x.device)
     if y.numel() == 0 or routing.num_experts == 0:
         return y
     w_descriptor = _described_weight(weight, transposed, 0, tile)
@@ -244,50 +259,10 @@ def _rows_product(
         routing.tiles, routing.max_tiles, inner, columns, *_inner_last(weight, transposed),
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         transposed, x_descriptor is not None, w_descriptor is not None, even,
-        bias is not None, weights is not None, _flatten(tile, low), num_warps=tile.warps, **_low(low),
+        bias is not None, weights is not None, _flatten(tile, low),
+        num_warps=tile.warps, **_more(low, scales),
     )  # fmt: skip
     return y
-
-
-def combine(
-    y: Tensor, routing: Routing, weights: Tensor | None = None, *, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Return [tokens, H]: for each token the sum of its rows of ``y``, times ``weights`` if given.
-
-    Places are summed in order, in float32, and the sum is rounded once, to ``dtype`` or that of ``y``.
-    """
-    columns = y.shape[1]
-    out = torch.empty(routing.num_tokens, columns, dtype=dtype or y.dtype, device=y.device)
-    if routing.top_k == 0 or routing.num_experts == 0:
-        return out.zero_()
-    if out.numel():
-        scale_or_y = y if weights is None else weights.contiguous()
-        launch, block = _combine_launch(
-            y.device, (y.dtype, out.dtype, scale_or_y.dtype), routing.num_experts, columns, routing.top_k,
-            weighted=weights is not None,
-        )  # fmt: skip
-        launch(
-            (routing.num_tokens, cdiv(columns, block), 1),
-            y, out, routing.rows_of, scale_or_y, routing.offsets, routing.num_experts, columns,
-        )  # fmt: skip
-    return out
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _combine_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    num_experts: int,
-    columns: int,
-    top_k: int,
-    *,
-    weighted: bool,
-) -> tuple[Launch, int]:
-    """Return the launcher of `combine` for these Triton specialisations, and the columns per program."""
-    block = min(_COMBINED, power(columns))
-    constants = top_k, top_k <= _UNROLLED, block, weighted
-    warps = max(1, min(4, block // 256))
-    return Launch(routing_device.combine, 5, *constants, num_warps=warps), block
 
 
 def gate_up_backward(
@@ -302,6 +277,7 @@ def gate_up_backward(
     ordered: bool = False,
     tile: Tile | None = None,
     low: Low | None = None,
+    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of gate and up from the gradient of the result.
 
@@ -316,21 +292,22 @@ def gate_up_backward(
         ordered: ``dout`` is in experts' order.
         tile: a configuration; by default chosen by shape.
         low: added to the gradient of h.
+        scales: of ``dout`` and ``weight``, if these are in float8.
 
     Returns:
         The gradients of gate and up [rows, 2I], the routing weight times h [rows, I] for the gradient of
-        ``weight``, and sums for `routing_gradient`.
+        ``weight``, and sums for `triton_sums.routing_gradient`.
     """
     hidden = dout.shape[1]
     columns = products.shape[1] // 2 if expert.paired else products.shape[1]
     gradients = products if spend else torch.empty_like(products)
-    by_gluon = not (tile or low or ordered) and not gluon_choice.gate_up_backward_refuses(
+    by_gluon = not (tile or low or ordered or scales) and not gluon_choice.gate_up_backward_refuses(
         dout, weight, products, routing, form=expert.form, paired=expert.paired
     )
     if by_gluon:
         tile = gluon_products.BACKWARD_TILE
     tile = tile or triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
-    h = torch.empty(routing.num_rows, columns, dtype=dout.dtype, device=dout.device)
+    h = torch.empty(routing.num_rows, columns, dtype=products.dtype, device=dout.device)
     parts = cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.num_pairs, dtype=torch.float32, device=dout.device)
     if h.numel() == 0 or routing.num_experts == 0:
@@ -354,29 +331,9 @@ def gate_up_backward(
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         expert.paired, not expert.transposed, ordered, dout_descriptor is not None, w_descriptor is not None,
         _even(tile, hidden, columns, w_descriptor), tile.parts, expert.form, expert.activation, tile.flatten,
-        num_warps=tile.warps, **_low(low),
+        num_warps=tile.warps, **_more(low, scales),
     )  # fmt: skip
     return gradients, h, partial
-
-
-def routing_gradient(
-    partial: Tensor, weights: Tensor, routing: Routing, dout: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """Return the gradient of ``weights`` [tokens, top_k] from the sums of `gate_up_backward`.
-
-    ``bias`` is that of the second product.
-    """
-    gradient = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
-    if routing.num_experts == 0:
-        return gradient.zero_()
-    if gradient.numel():
-        routing_device.routing_gradient[(cdiv(routing.num_pairs, _PAIRS),)](
-            partial, gradient, routing.rows_of, routing.offsets, routing.ids, dout,
-            dout if bias is None else bias.contiguous(),
-            routing.num_experts, partial.shape[0], routing.num_pairs, dout.shape[1], dout.stride(0),
-            routing.top_k, _PAIRS, _PAIR_COLUMNS, bias is not None,
-        )  # fmt: skip
-    return gradient
 
 
 def weight_gradient(
@@ -420,28 +377,4 @@ def weight_gradient(
         descriptors[0] is not None, descriptors[1] is not None,
         p % tile.rows == 0 and q % tile.columns == 0, num_warps=tile.warps,
     )  # fmt: skip
-    return out
-
-
-def bias_gradient(
-    x: Tensor,
-    routing: Routing,
-    weights: Tensor | None = None,
-    *,
-    gather: bool,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return [E, columns], for each expert the sum of its rows of ``x``, times ``weights`` if given.
-
-    ``x`` has one row per token if ``gather``, else one per pair.
-    """
-    columns = x.shape[1]
-    out = torch.empty(routing.num_experts, columns, dtype=dtype or x.dtype, device=x.device)
-    if routing.num_rows == 0:
-        return out.zero_()
-    if out.numel():
-        routing_device.column_sums[(routing.num_experts, cdiv(columns, _SUM_COLUMNS))](
-            x, out, routing.tokens, routing.pairs, x if weights is None else weights.contiguous(),
-            routing.offsets, columns, x.stride(0), _SUM_ROWS, _SUM_COLUMNS, gather, weights is not None,
-        )  # fmt: skip
     return out

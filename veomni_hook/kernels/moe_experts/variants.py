@@ -115,7 +115,16 @@ _TORCH = backend(
     description="pairs sorted by expert, one product for each expert; saves one activation",
     traceable=True,
 )
-_STACKED = (_TRITON, _NPU, _TORCH)
+_FLOAT8 = backend(
+    "float8",
+    ".float8:kernel({variant})",
+    refuses=".float8:refuses",
+    requires=Requirement(devices=("cpu", "cuda"), rocm=False),
+    traceable=True,
+    automatic=False,
+    description="as triton, or torch on a CPU, with products in float8 where experts have many rows",
+)
+_STACKED = (_TRITON, _NPU, _TORCH, _FLOAT8)
 # torch._grouped_mm supports only bfloat16.
 _IN_FLOAT32 = (
     replace(_TRITON, loses=".triton:loses_in_float32"),

@@ -92,9 +92,9 @@ _device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 
 class _Raw(NamedTuple):
-    """A launcher's C function, and its arguments after grid and stream: ``function``, ``fixed``, the kernel's.
+    """A launcher's C function, and what it gets after grid and stream: ``function``, ``fixed``, arguments.
 
-    ``together``: the kernel's own are one tuple, as from Triton 3.7 on.
+    ``together``: the kernel's arguments are one tuple, as from Triton 3.7 on.
     """
 
     launch: Any

@@ -1,0 +1,227 @@
+"""Experts in float8: the definition on a CPU, and Triton's kernels, compiled on a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.kernels.moe_experts.backends import DEVICE, LAYOUTS
+from tests.kernels.moe_experts.formulas import CASES, EXPERTS
+from veomni_hook.kernels.float8.reference import FLOAT8, quantised
+from veomni_hook.kernels.moe_experts import float8
+from veomni_hook.kernels.moe_experts import torch as by_torch
+from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.moe_experts import triton, triton_float8
+from veomni_hook.kernels.moe_experts.triton_routing import route
+from veomni_hook.kernels.moe_experts.triton_tiles import Tile
+
+SIZES = {12: 32, 10: 48, 20: 96}  # HIDDEN, INNER and both of a gate: multiples of 16
+TOKENS, TOP_K = 29, 3
+
+
+def rounded(x):
+    """Rows as float8 has them."""
+    q, scale = quantised(x)
+    return q.to(x.dtype) * scale.to(x.dtype)
+
+
+class Product(torch.autograd.Function):
+    """``x w^T``, and ``share`` times it, with what `float8` says of gradients."""
+
+    @staticmethod
+    def forward(ctx, x, w, share, second):
+        ctx.second = second
+        ctx.save_for_backward(x, w, share)
+        return rounded(x) @ rounded(w).t() * share
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w, share = ctx.saved_tensors
+        dx = rounded(dy) @ rounded(w.t()).t()
+        of_tokens, wide = (dy, share * x) if ctx.second else (x, dy)
+        q, scale = quantised(of_tokens)
+        wide = rounded((wide * scale.to(x.dtype)).t()).t()
+        slope = q.to(x.dtype).t() @ wide if ctx.second else wide.t() @ q.to(x.dtype)
+        return dx * share, slope, (dx * x).sum(1, keepdim=True), None
+
+
+def formula(case, x, index, weights, *operands):
+    """The experts one after the other."""
+    layout, result = case.layout, torch.zeros_like(x)
+    for number in range(EXPERTS):
+        token, place = (index == number).nonzero(as_tuple=True)
+        up, up_bias, down, down_bias = (
+            [operand[number] for operand in operands]
+            if layout.biased
+            else (operands[0][number], 0, operands[1][number], 0)
+        )
+        up, down = (up.t(), down.t()) if layout.transposed else (up, down)
+        both = Product.apply(x[token], up, x.new_ones(len(token), 1), False) + up_bias
+        parts = (both[:, 0::2], both[:, 1::2]) if layout.interleaved else both.chunk(2, 1)
+        h = case.gate(*((both,) if layout.gate == "activation" else parts), *case.rest)
+        share = weights[token, place, None]
+        result = result.index_add(0, token, Product.apply(h, down, share, True) + share * down_bias)
+    return result
+
+
+def operands(name, dtype=torch.float32, device="cpu"):
+    torch.manual_seed(0)
+    case = CASES[name].resized({**SIZES, 5: EXPERTS})
+    index = torch.rand(TOKENS, EXPERTS + 1).topk(TOP_K).indices  # the last one is nobody's
+    weights = torch.rand(TOKENS, TOP_K)
+    stacked = [torch.randn(EXPERTS, *shape) / shape[-1] ** 0.5 for shape in case.shapes.values()]
+    floats = [torch.randn(TOKENS, 32) * torch.logspace(-1, 1, TOKENS)[:, None], weights, *stacked]
+    x, *floats = (tensor.to(device, dtype).requires_grad_() for tensor in floats)
+    return case, [x, index.to(device), *floats]
+
+
+def slopes(run, leaves):
+    result = run(*leaves)
+    floats = [leaf for leaf in leaves if leaf.requires_grad]
+    torch.manual_seed(1)
+    grad = torch.randn(result.shape).to(result)
+    return [result.detach(), *torch.autograd.grad(result, floats, grad)]
+
+
+def assert_near(found, expected, most):
+    """In norms: the last bit of a product can change a number of float8, here and there."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape and one.dtype is other.dtype
+        apart = (one.double() - other.double()).norm() / other.double().norm()
+        assert apart <= most, apart
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_definition(name):
+    case, leaves = operands(name)
+    assert float8.refuses(None, *leaves, *case.rest) is None
+    found = slopes(lambda *leaves: float8.kernel(name)(*leaves, *case.rest), leaves)
+    assert_near(found, slopes(lambda *leaves: formula(case, *leaves), leaves), 1e-3)
+    plain = slopes(lambda *leaves: by_torch.kernel(name)(*leaves, *case.rest), leaves)
+    for one, other in zip(found[:2], plain[:2], strict=True):
+        assert 0.01 < (one - other).norm() / other.norm() < 0.2
+
+
+def columns_by_definition(x):
+    """What `quantised_columns` returns."""
+    transposed = x.transpose(-1, -2)
+    q, scale = quantised(transposed.reshape(-1, transposed.shape[-1]))
+    return q.view(transposed.shape), scale.view(*transposed.shape[:-1], 1)
+
+
+def turned_by_definition(x, factors, routing, *, gather):
+    """What `_turned` returns."""
+    columns, block = x.shape[1], routing.block
+    q = torch.zeros(columns, routing.max_tiles * block, device=x.device)
+    scale = torch.zeros(routing.num_experts, columns, device=x.device)
+    *of_tiles, (number, *_) = (part.tolist() for part in routing.tiles.split(routing.max_tiles))
+    for expert in range(routing.num_experts):
+        tiles = [m for m in range(number) if of_tiles[0][m] == expert]
+        rows = [torch.arange(of_tiles[1][m], min(of_tiles[2][m], of_tiles[1][m] + block)) for m in tiles]
+        if not rows:
+            continue
+        token = routing.tokens[torch.cat(rows).to(x.device)].long()
+        if gather:
+            values = x[token].float()
+        else:
+            cast, of_expert = quantised((x[torch.cat(rows)].float() * factors[token].view(-1, 1)).t())
+            values, scale[expert] = cast.float().t(), of_expert[:, 0]
+        for m, part in zip(tiles, values.split(block), strict=True):
+            q[:, m * block : m * block + len(part)] = part.t()
+    return q.to(FLOAT8), factors if gather else scale
+
+
+#: By dtype of products, how far apart results may be: rounded first, a number can become another of float8, or
+#: one at a limit.
+MOST = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 0.2}
+#: A GPU does not multiply float32 so, and the interpreter computes no bfloat16.
+del MOST[torch.float32 if DEVICE == "cuda" else torch.bfloat16]
+
+
+@pytest.fixture
+def casts(monkeypatch):
+    """By definition in the interpreter, which does not round to float8; and tiles that it computes soon."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(triton_float8, "quantised", quantised)
+        monkeypatch.setattr(triton_float8, "quantised_columns", columns_by_definition)
+        monkeypatch.setattr(triton_float8, "_turned", turned_by_definition)
+        monkeypatch.setattr(triton_float8, "BLOCK", 16)
+        monkeypatch.setattr(triton_float8, "float8_weight_tile", lambda _: Tile(32, 32, 16, 4, 2))
+
+
+@pytest.mark.usefixtures("casts")
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("dtype", MOST, ids=str)
+def test_triton(name, dtype):
+    case, leaves = operands(name, dtype, DEVICE)
+    found = slopes(lambda *leaves: triton.in_float8(name)(*leaves, *case.rest), leaves)
+
+    def wide(*leaves):
+        floats = [leaf.float() if leaf.is_floating_point() else leaf for leaf in leaves]
+        return formula(case, *floats).to(dtype)
+
+    assert_near(found, slopes(wide, leaves), MOST[dtype])
+
+
+@pytest.mark.usefixtures("casts")
+@pytest.mark.skipif(DEVICE == "cuda", reason="the definition is computed on a CPU")
+@pytest.mark.parametrize("name", ["gated", "biased_interleaved_alpha_gated"])
+def test_adapters_stay_as_they_are(name):
+    case, leaves = operands(name)
+    weights = [number for number, leaf in enumerate(leaves) if leaf.ndim == 3]
+    for number in weights:
+        _, first, second = leaves[number].shape
+        for shape in ((EXPERTS, first, 16), (EXPERTS, 16, second)):
+            leaves.append((torch.randn(shape) / 8).requires_grad_())
+
+    def side(kernel):
+        def run(*leaves):
+            called, factors = [*leaves[:-4]], leaves[-4:]
+            for number, left, right in zip(weights, factors[::2], factors[1::2], strict=True):
+                called[number] = AdaptedWeight(called[number], (Part(left, right, 0.5),), pytest.fail)
+            assert float8.refuses(None, *called, *case.rest) is None
+            return kernel(name)(*called, *case.rest)
+
+        return run
+
+    found, expected = (slopes(side(home.in_float8), leaves) for home in (triton, by_torch))
+    assert_near(found, expected, 1e-3)
+    plain = slopes(side(by_torch.kernel), leaves)
+    assert 0.01 < (found[0] - plain[0]).norm() / plain[0].norm() < 0.1
+
+
+def test_experts_with_few_rows_multiply_in_16_bits_on_a_gpu(monkeypatch):
+    ran = []
+    for home in ("kernel", "in_float8"):
+        monkeypatch.setattr(triton, home, lambda variant, home=home: lambda *_: ran.append(home))
+    run = float8.kernel("gated")
+    x = SimpleNamespace(is_cpu=False, device=torch.device("cuda"), dtype=torch.bfloat16)
+    up = SimpleNamespace(shape=(4,))
+    for rows in (4 * float8.ROWS - 1, 4 * float8.ROWS):
+        run(x, SimpleNamespace(numel=lambda rows=rows: rows), None, up)
+    x.dtype = torch.float32
+    run(x, SimpleNamespace(numel=lambda: 8 * float8.ROWS), None, up)
+    assert ran == ["kernel", "in_float8", "kernel"]
+
+
+def test_rows_as_columns():
+    torch.manual_seed(0)
+    index = torch.rand(TOKENS, EXPERTS + 1).topk(TOP_K).indices.to(DEVICE)
+    routing = route(index, EXPERTS, 16)
+    values = torch.randn(TOKENS, 80).to(FLOAT8).to(DEVICE)
+    factors = 2.0 ** torch.randint(-3, 4, (TOKENS, 1), device=DEVICE)
+    found, _ = triton_float8._turned(values, factors, routing, gather=True)
+    expected, _ = turned_by_definition(values, factors, routing, gather=True)
+    used = int(routing.tiles[3 * routing.max_tiles]) * routing.block
+    assert used and torch.equal(found.float()[:, :used], expected.float()[:, :used])
+    # Numbers of the format, whose cast rounds nothing: also the interpreter's.
+    wide = torch.randint(1, 9, (routing.num_rows, 80), device=DEVICE).bfloat16()
+    found, scale = triton_float8._turned(wide, factors, routing, gather=False)
+    expected, of_expected = turned_by_definition(wide, factors, routing, gather=False)
+    assert torch.equal(scale, of_expected)
+    assert torch.equal(found.float()[:, :used], expected.float()[:, :used])
