@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from veomni_hook.errors import KernelError, SettingsError
 from veomni_hook.kernels.explain.no_slots import no_slots
 from veomni_hook.kernels.explain.places import places_of
-from veomni_hook.kernels.selection.binding import BINDING, binding_of
+from veomni_hook.kernels.selection.binding import rebind
 from veomni_hook.kernels.selection.choice import AUTO, Choice, call_text, choice_of
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import registry
@@ -62,12 +62,7 @@ def bind(
     STATE.tell_named(changes)
     warn_of_stacked(model)
     for module in model.modules():
-        bound = {**(binding_of(module) or {}), **changes}
-        kept = {op: backend for op, backend in bound.items() if backend is not None}
-        if kept:
-            vars(module)[BINDING] = kept
-        else:
-            vars(module).pop(BINDING, None)
+        rebind(module, changes)
 
 
 def _multiply(model: nn.Module, precision: str) -> None:

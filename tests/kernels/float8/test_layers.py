@@ -118,6 +118,15 @@ def test_gates_in_lists_of_experts_stay():
     assert reasons["layers.0.q"] == ""
 
 
+def test_convolutions_are_no_experts():
+    """As many channels as a linear layer beside them has outputs, as in layers of linear attention."""
+    mixer = nn.Module()
+    mixer.conv1d, mixer.projection = nn.Conv1d(48, 48, 4, groups=48), nn.Linear(32, 48)
+    model = nn.Module()
+    model.layers = nn.ModuleList([mixer])
+    assert in_float8(adapt(model, parsed("float8"))) == ["layers.0.projection"]
+
+
 def test_towers_stay():
     config = Gemma3Config(
         text_config=SIZES | {"sliding_window": 8},

@@ -20,7 +20,7 @@ from veomni_hook.kernels.explain.places import places_of
 from veomni_hook.kernels.float8.linear import Float8Linear
 from veomni_hook.kernels.float8.products import widths_refused
 from veomni_hook.kernels.float8.setting import Precision, in_force
-from veomni_hook.kernels.selection.binding import BINDING, binding_of, wanted_by
+from veomni_hook.kernels.selection.binding import binding_of, rebind, wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.slot import Slot
@@ -58,7 +58,7 @@ def adapt(model: Any, asked: Precision | None = None) -> Any:
     if asked.float8:
         for place in places(model, asked):
             if place.slot is not None and not place.reason:
-                vars(place.module)[BINDING] = {**(binding_of(place.module) or {}), _EXPERTS: FLOAT8}
+                rebind(place.module, {_EXPERTS: FLOAT8})
             elif not place.reason:
                 place.module.__class__ = Float8Linear
     return model
@@ -68,7 +68,7 @@ def restore(model: nn.Module) -> None:
     """Give all layers of ``model`` that multiply in float8 their former class, and experts their kernels."""
     for module in model.modules():
         if in_float8(module):
-            del vars(module)[BINDING][_EXPERTS]
+            rebind(module, {_EXPERTS: None})
         if type(module) is Float8Linear:
             vars(module).pop("plain_because", None)
             setattr(module, "__class__", nn.Linear)  # noqa: B010 - mypy knows no way back to a base
@@ -130,7 +130,9 @@ def _gates(layer: nn.Module) -> dict[nn.Module, str]:
 
 
 def _stacked(module: nn.Module) -> int:
-    """Return how many matrices a weight of ``module`` holds."""
+    """Return how many matrices a weight of ``module`` holds; that of a convolution holds none."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return 0
     return next((len(weight) for weight in module.parameters(recurse=False) if weight.ndim == 3), 0)
 
 

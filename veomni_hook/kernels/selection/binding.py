@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["BINDING", "binding_of", "use_kernels", "wanted_by"]
+__all__ = ["BINDING", "binding_of", "rebind", "use_kernels", "wanted_by"]
 
 #: The attribute of a module that holds its binding.
 BINDING = "_veomni_kernels"
@@ -29,6 +29,16 @@ def binding_of(module: object) -> Mapping[str, str] | None:
     """Return what ``module`` is bound to, by op, or None."""
     bound: Mapping[str, str] | None = vars(module).get(BINDING)
     return bound
+
+
+def rebind(module: object, changes: Mapping[str, str | None]) -> None:
+    """Change what ``module`` is bound to, by op; None removes an op's binding."""
+    bound = {**(binding_of(module) or {}), **changes}
+    kept = {op: backend for op, backend in bound.items() if backend is not None}
+    if kept:
+        vars(module)[BINDING] = kept
+    else:
+        vars(module).pop(BINDING, None)
 
 
 def wanted_by(owner: object, op: str) -> str:
