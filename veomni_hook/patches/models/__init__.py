@@ -4,8 +4,7 @@
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share, and
 ``shared/<package>_<name>.py`` those of a module of another package, or of the modules in one of its folders,
 with underscores for dots. What only some settings need of a shared module is in a file with ``_experts``
-(expert parallelism), ``_batches`` (values on the host), ``_memory`` or ``_made`` (models that were just made)
-behind its name.
+(expert parallelism), ``_batches`` (values on the host), ``_memory`` or ``_made`` (new models) at its end.
 
 A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
 not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
