@@ -121,6 +121,7 @@ def main(folder: Path) -> None:
             "empty": error(lambda: warming.config_of(str(folder / "empty"))),
             "odd": error(lambda: warming.config_of(str(folder / "odd"))),
             "no text": error(lambda: warming.built(ViTConfig(), "meta")),
+            "two texts": error(lambda: warming.compiled(warming.config_of("musicgen_melody"), [], "cpu")),
             "impossible": error(lambda: warming.compiled(impossible, [], "cpu")),
             "memory": without_memory(small),
         },

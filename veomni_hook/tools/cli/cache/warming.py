@@ -88,7 +88,7 @@ def built(config: Any, device: str) -> Any:
         raise UsageError(
             f"transformers has no language model for {type(config).__name__}", where=", ".join(_AUTO), fix=fix
         )
-    dtype = config.get_text_config().dtype or config.dtype or torch.bfloat16
+    dtype = config.get_text_config(decoder=True).dtype or config.dtype or torch.bfloat16
     with torch.device(device):
         return auto.from_config(config, dtype=dtype)
 
@@ -107,7 +107,7 @@ def compiled(config: Any, tokens: Sequence[int], device: str) -> Facts:
     import torch
 
     began = time.perf_counter()
-    most = getattr(config.get_text_config(), "max_position_embeddings", None) or _TOKENS
+    most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or _TOKENS
     lengths = [*tokens] or [min(_TOKENS, most)]
     fewer, layers = shortened(config, _on_meta)
     folder = _cache_folder()
