@@ -25,6 +25,7 @@ __all__ = ["built", "compiled", "config_of", "gpu"]
 #: Whose models take token ids with labels of their shape; the first that has a model is taken.
 _AUTO = [f"AutoModelFor{what}" for what in ("CausalLM", "ImageTextToText", "Seq2SeqLM", "MaskedLM")]
 _TOKENS = 4096
+_NAME_A_FOLDER = "name the folder of a model: not all types have a default config that works"
 
 
 def gpu() -> str:
@@ -53,7 +54,13 @@ def config_of(name: str) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
     if name in CONFIG_MAPPING:
-        return AutoConfig.for_model(name)
+        try:
+            return AutoConfig.for_model(name)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f"transformers makes no config of this type alone: {told}", where=name, fix=_NAME_A_FOLDER
+            ) from error
     try:
         # Without this False, transformers asks on the terminal whether a model's own code may run.
         return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
@@ -138,7 +145,7 @@ def _on_meta(config: Any) -> Any:
         raise UsageError(
             f"transformers makes no model of this config: {type(error).__name__}: {error}",
             where=type(config).__name__,
-            fix="name the folder of a model: not all types have a default config that works",
+            fix=_NAME_A_FOLDER,
         ) from error
 
 
