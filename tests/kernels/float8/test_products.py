@@ -255,6 +255,10 @@ def test_a_device_without_float8_is_an_error(monkeypatch):
     assert products._lacks("cuda", 0) == "A100 (8.0)"
     assert products._lacks("npu", 0) == "this device (npu)"
     products._lacks.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(products, "find_spec", lambda _: None)
+        assert "Triton is not installed" in products._lacks("cuda", 0)
+    products._lacks.cache_clear()
     with pytest.raises(KernelError, match=r"npu.* has no float8 products") as caught:
         products.check_device(SimpleNamespace(device=SimpleNamespace(type="npu"), get_device=lambda: 0))
     assert "8.9" in caught.value.fix

@@ -56,6 +56,20 @@ def test_rows_that_are_not_finite_have_no_scale():
         assert_same(found, reference.quantised(x))
 
 
+def test_numbers_of_tokens_share_their_launches():
+    """Triton specialises a number on being 1 and on being a multiple of 16: others take the normal launch once."""
+    kernels._of_columns.cache_clear()
+    kernels._turn.cache_clear()
+    for rows in (32, 48, 160, 33, 7):
+        x = torch.randint(1, 9, (rows, 64), device=DEVICE).bfloat16()
+        factors = 2.0 ** torch.randint(0, 2, (rows, 1), device=DEVICE)
+        found = kernels.quantised_columns(x, factors)
+        assert_same(found, reference.quantised((x * factors).t()))
+        q, _ = kernels.quantised(x)
+        assert torch.equal(kernels.turned(q).float(), q.float().t())
+    assert kernels._of_columns.cache_info().currsize == kernels._turn.cache_info().currsize == 2
+
+
 def test_strides_and_nothing():
     x = exact((24, 96), torch.bfloat16)
     assert_same(kernels.quantised(x[::2, :48]), reference.quantised(x[::2, :48]))

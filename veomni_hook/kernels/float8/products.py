@@ -10,6 +10,7 @@ On a GPU the products are ``torch._scaled_mm``, which returns bfloat16; on a CPU
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -142,6 +143,8 @@ def _lacks(kind: str, index: int) -> str:
     """Return the name of a device that cannot multiply in float8; empty: it can."""
     if kind != "cuda" or is_rocm():
         return f"this device ({kind}{', ROCm' if kind == 'cuda' else ''})"
+    if find_spec("triton") is None:
+        return "this machine, where Triton is not installed,"
     major, minor = torch.cuda.get_device_capability(index)
     return "" if (major, minor) >= (8, 9) else f"{torch.cuda.get_device_name(index)} ({major}.{minor})"
 

@@ -46,22 +46,18 @@ def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, scale
 
 
+def _kind(size: int) -> tuple[bool, bool]:
+    """What Triton specialises a size on: numbers of tokens vary, and launches are kept by this alone."""
+    return size == 1, size % 16 == 0
+
+
 @lru_cache(maxsize=LAUNCHES)
 def _of_columns(
-    on: torch.device,
-    dtype: torch.dtype,
-    shape: tuple[int, int, int],
-    strides: tuple[int, int],
-    *,
-    multiplied: bool,
-) -> tuple[Launch, tuple[int, int, int], Launch, tuple[int, int, int]]:
-    matrices, rows, columns = shape
-    across = cdiv(columns, _COLUMNS)
+    on: torch.device, dtype: torch.dtype, kind: tuple[bool, bool], fixed: tuple[int, ...], *, multiplied: bool
+) -> tuple[Launch, Launch]:
     return (
         Launch(device.largest_of_columns, 3, _ROWS, _COLUMNS, _BLOCKS, multiplied, num_warps=8),
-        (cdiv(rows, _ROWS * _BLOCKS), across, matrices),
         Launch(device.cast_columns, 5, _ROWS, _COLUMNS, multiplied, num_warps=8),
-        (cdiv(rows, _ROWS), across, matrices),
     )
 
 
@@ -72,26 +68,23 @@ def quantised_columns(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor,
     With ``factors`` ``[rows, 1]``, float32, they are those of ``x * factors``.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
-    matrices = x if x.ndim == 3 else x[None]
-    number, rows, columns = matrices.shape
+    rows, columns = x.shape[-2:]
+    number, apart = (x.shape[0], x.stride(0)) if x.ndim == 3 else (1, 0)
     q = torch.empty(*x.shape[:-2], columns, rows, dtype=FLOAT8, device=x.device)
     scale = torch.empty(*x.shape[:-2], columns, 1, dtype=torch.float32, device=x.device)
     if q.numel():
         largest = torch.zeros(number, columns, dtype=torch.int32, device=x.device)
-        strides = matrices.stride(0), matrices.stride(1)
-        look, look_grid, cast, cast_grid = _of_columns(
-            x.device, x.dtype, (number, rows, columns), strides, multiplied=factors is not None
-        )
-        of_rows = scale if factors is None else factors
-        look(look_grid, x, of_rows, largest, rows, columns, *strides)
-        cast(cast_grid, x, of_rows, largest, q, scale, rows, columns, *strides)
+        sizes = columns, apart, x.stride(-2)
+        look, cast = _of_columns(x.device, x.dtype, _kind(rows), sizes, multiplied=factors is not None)
+        of_rows, across = scale if factors is None else factors, cdiv(columns, _COLUMNS)
+        look((cdiv(rows, _ROWS * _BLOCKS), across, number), x, of_rows, largest, rows, *sizes)
+        cast((cdiv(rows, _ROWS), across, number), x, of_rows, largest, q, scale, rows, *sizes)
     return q, scale
 
 
 @lru_cache(maxsize=LAUNCHES)
-def _turn(on: torch.device, rows: int, columns: int) -> tuple[Launch, tuple[int, int, int]]:
-    grid = cdiv(rows, _COLUMNS), cdiv(columns, _COLUMNS), 1
-    return Launch(device.turn, 2, _COLUMNS, _COLUMNS, num_warps=8), grid
+def _turn(on: torch.device, kind: tuple[bool, bool], columns: int) -> Launch:
+    return Launch(device.turn, 2, _COLUMNS, _COLUMNS, num_warps=8)
 
 
 def turned(q: Tensor) -> Tensor:
@@ -99,6 +92,7 @@ def turned(q: Tensor) -> Tensor:
     rows, columns = q.shape
     y = torch.empty(columns, rows, dtype=q.dtype, device=q.device)
     if q.numel():
-        launch, grid = _turn(q.device, rows, columns)
-        launch(grid, q.view(torch.uint8), y.view(torch.uint8), rows, columns)
+        grid = cdiv(rows, _COLUMNS), cdiv(columns, _COLUMNS), 1
+        bytes_of_q, bytes_of_y = q.view(torch.uint8), y.view(torch.uint8)
+        _turn(q.device, _kind(rows), columns)(grid, bytes_of_q, bytes_of_y, rows, columns)
     return y

@@ -1,9 +1,11 @@
 """Experts whose products are computed in float8: what the setting ``precision`` binds them to.
 
-Forward:  y = gate(x U_e) D_e, with scales of the rows of x and of gate(..), and of each column of a weight
-Backward: the gradients of x and of the gate's result likewise; those of weights as without float8
-The definition is that of linear layers (`veomni_hook.kernels.float8.reference`); all else is as in `triton`
-on a GPU, and as in `torch` on a CPU.
+Forward:  z = x[token] U_e;  y = gate(z) D_e, with scales of the rows of x and of gate(z), and of the weights'
+          columns
+Backward: products with grad[token] and dz likewise;  dU_e = (s dz)' q where the rows of x are s q, with
+          scales of the columns of s dz, of one expert; dD_e likewise, with the rows of grad
+Numbers and scales are those of `veomni_hook.kernels.float8.reference`; all else is as in `triton` on a GPU,
+and as in `torch` on a CPU.
 """
 
 from __future__ import annotations
@@ -64,11 +66,11 @@ def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None.
 
     Raises:
-        KernelError: their device has no float8.
+        KernelError: their device has no float8, or there is no Triton for it.
     """
+    check_device(operands[0])
     reason: str | None = _home(operands[0].device.type).refuses(owner, *operands)
     if reason is not None:
         return reason
     tensors, _ = taken_apart(without_adapters(operands))
-    check_device(tensors.hidden_states)
     return widths_refused(tensors.up) or widths_refused(tensors.down)

@@ -32,8 +32,8 @@ class Form(NamedTuple):
     """The non-tensor part of a call.
 
     ``activation`` is a name in `activations.FUNCTIONS`. ``limit`` and ``alpha`` are 0 if the variant has
-    none. ``dtype`` is the dtype of the products. With ``float8``, the operands of those in forward, and of
-    the gradients of their inputs, are cast to float8 first.
+    none. ``dtype`` is the dtype of the products. With ``float8``, their operands are
+    cast to float8 first.
     """
 
     variant: str

@@ -121,10 +121,10 @@ def product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool 
         if form.float8:
             matrix = weights[expert] if turned else weights[expert].t()
             output[rows] = float8.product(float8.quantised(x[rows]), float8.quantised(matrix), x.dtype)
-            continue
-        # Round to autocast's dtype, even if the product has a higher precision.
-        weight = weights[expert].to(form.dtype).to(x.dtype)
-        torch.mm(x[rows], weight.t() if turned else weight, out=output[rows])
+        else:
+            # Round to autocast's dtype, even if the product has a higher precision.
+            weight = weights[expert].to(form.dtype).to(x.dtype)
+            torch.mm(x[rows], weight.t() if turned else weight, out=output[rows])
     return output
 
 

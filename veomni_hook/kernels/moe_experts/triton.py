@@ -25,6 +25,8 @@ If experts are few and wide (`triton_tiles.worth_ordering`), rows are first copi
 of being gathered by each product: rows of x in the forward, rows of grad and then of x in the backward, one
 copy at a time.
 
+With ``Form.float8``, operands are cast first, and `triton_float8` computes the gradients of weights.
+
 With low-rank adapters (`adapted`), ``low = s x[token] A_e`` is made first, and the kernel of the product adds
 ``low B_e``. Kept besides: both lows, [rows, RANK]. A frozen weight has no gradient.
 """

@@ -143,8 +143,14 @@ class Launch:
                 self._compiled[grid](*arguments, *self._constants)
                 return
             launch, device, function, fixed, together = self._raw
-            passed = *pointers, *arguments[tensors:], *self._constants
-            launch(*grid, _stream(device), function, *fixed, *((passed,) if together else passed))
+            stream = _stream(device)
+            if together:
+                own = *pointers, *arguments[tensors:], *self._constants
+                launch(*grid, stream, function, *fixed, own)
+            else:
+                launch(
+                    *grid, stream, function, *fixed, *pointers, *arguments[tensors:], *self._constants
+                )  # fmt: skip
             return
         compiled = self._function[grid](*arguments, *self._constants, **self._options)
         if aligned and _HANDLES:

@@ -48,12 +48,12 @@ def _shorter(config: Any, name: str, layers: Sequence[Any], build: Build) -> Ite
             changed = deepcopy(config)
             node = vars(nodes(changed)[place])
             node.update({key: node[key][:number] for key in lists} | ({field: number} if field else {}))
-            found = _layers(changed, name, build)
-            if not found:
+            fewer = _layers(changed, name, build)
+            if not fewer:
                 continue
-            if len(found) != number:
+            if len(fewer) != number:
                 break
-            if {*wanted} == {*_structures(_apart(found, node, lists), same)}:
+            if {*wanted} == {*_structures(_apart(fewer, node, lists), same)}:
                 yield changed, number
 
 
@@ -89,11 +89,11 @@ def _structures(layers: Sequence[Parts], same: set[tuple[str, str]]) -> list[obj
 
 def _same(layers: Sequence[Parts]) -> set[tuple[str, str]]:
     """Return what is the same in all layers that have it, or counts them, as `layer_idx` does."""
-    found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+    numbered: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for number, parts in enumerate(layers):
         for key, value in parts.items():
-            found.setdefault(key, []).append((number, value))
-    return {key for key, values in found.items() if _is_line(values)}
+            numbered.setdefault(key, []).append((number, value))
+    return {key for key, values in numbered.items() if _is_line(values)}
 
 
 def _is_line(values: Sequence[tuple[int, Any]]) -> bool:
