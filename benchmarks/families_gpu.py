@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, help="sequences of a step, in place of the families' own")
     parser.add_argument("--layers", type=int, help="of each model, likewise")
+    parser.add_argument("--apart", action="store_true", help="first steps one by one: they need less memory")
     parser.add_argument("--profile", type=Path, help="a JSON file for the kernels of a step of each side")
     parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
     options = parser.parse_args()
@@ -209,7 +210,9 @@ def main() -> None:
     kernels = {}
     for name, family in chosen(options.families).items():
         family = changed(family, options)  # noqa: PLW2901
-        facts = measured(family, processes, sides, profile=options.profile is not None)
+        facts = measured(
+            family, processes, sides, profile=options.profile is not None, together=not options.apart
+        )
         print(line(name, facts), flush=True)
         kernels[name] = {side: one.pop("kernels", []) for side, one in facts.items()}
         if options.profile is not None:

@@ -1,0 +1,142 @@
+"""Parts of heads in Triton: the join in one pass, forward, and backward as the gradient of the split.
+
+Shapes: x ``[a, b, c, first]``, y ``[a, b, c, second]`` of any strides, also expanded; the result is
+``[a, b, c, first + second]``. Its memory has the order of the first part's dimensions (of the second's, where
+the first is expanded), and the gradient of a split that of its operand: heads that a projection made side by
+side stay so, and neither attention nor the projection's gradient has to copy them. `torch.cat` makes a
+contiguous result.
+Saved: nothing. Mutates: nothing. Parts are views, as those of `torch.split`; the gradients of joined parts
+are views of the incoming one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.head_parts import device
+from veomni_hook.kernels.shared.autograd import applied
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operand_checks import wants_grad
+from veomni_hook.kernels.shared.operators import operator
+
+__all__ = ["joined", "loses_joined", "loses_split", "refuses_joined", "refuses_split", "split"]
+
+Tensor = torch.Tensor
+
+# Numbers of a program and of a warp; with a wider part, a program would run out of registers.
+_TILE, _A_WARPS_NUMBERS, _WIDEST = 4096, 512, 1024
+#: With fewer numbers, torch's calls take less of the host's time and no more of a GPU's.
+_FEWEST = 1 << 20
+
+
+def _order(x: Tensor, y: Tensor) -> list[int]:
+    """Return the first three dimensions as they follow each other in memory."""
+    strides: tuple[int, ...] = (y if 0 in x.stride() else x).stride()
+    return sorted(range(3), key=lambda dim: -strides[dim])
+
+
+def _empty(x: Tensor, y: Tensor, order: Sequence[int]) -> Tensor:
+    """Allocate the result."""
+    z = x.new_empty(*(x.shape[dim] for dim in order), x.shape[-1] + y.shape[-1])
+    return z.permute(*(order.index(dim) for dim in range(3)), 3)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launch(
+    on: torch.device, dtype: torch.dtype, first: int, second: int, kinds: tuple[tuple[bool, ...], ...]
+) -> tuple[Launch, int]:
+    """Return how to launch the join, and the rows of a program."""
+    blocks = power(first), power(second)
+    rows = max(1, _TILE // power(sum(blocks)))
+    warps = max(1, rows * power(sum(blocks)) // _A_WARPS_NUMBERS)
+    return Launch(device.join, 3, first, second, *blocks, rows, num_warps=warps), rows
+
+
+@operator(_empty)
+def _head_parts_joined(x: Tensor, y: Tensor, order: Sequence[int]) -> Tensor:
+    x, y = (part if part.stride(-1) == 1 else part.contiguous() for part in (x, y))
+    z = _empty(x, y, order)
+    if z.numel():
+        strides = [part.stride(dim) for part in (x, y) for dim in order]
+        # What Triton specialises on; the sizes vary with the tokens and are told apart by nothing.
+        kinds = tuple((stride == 1, stride % 16 == 0, stride >> 31 > 0) for stride in strides)
+        launch, block = _launch(x.device, x.dtype, x.shape[-1], y.shape[-1], kinds)
+        outer, middle, inner = (z.shape[dim] for dim in order)
+        rows = outer * middle * inner
+        launch((cdiv(rows, block), 1, 1), x, y, z, rows, middle, inner, *strides)
+    return z
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, order: list[int]) -> Tensor:
+        ctx.first = x.shape[-1]
+        return _head_parts_joined(x, y, order)
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor, None]:
+        return dz[..., : ctx.first], dz[..., ctx.first :], None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        ctx.order = _order(x, x)
+        return x[..., :first], x[..., first:]
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor, dy: Tensor) -> tuple[Tensor, None]:
+        return _joined(dx, dy, ctx.order), None
+
+
+_join, _parts = applied(_Joined), applied(_Split)
+
+
+def _joined(x: Tensor, y: Tensor, order: list[int]) -> Tensor:
+    return _join(x, y, order) if wants_grad(x, y) else _head_parts_joined(x, y, order)
+
+
+def joined(parts: Sequence[Tensor], dim: int, function: object) -> Tensor:
+    """Return two parts side by side along the last dimension."""
+    x, y = parts
+    return _joined(x, y, _order(x, y))
+
+
+def split(x: Tensor, sizes: Sequence[int], dim: int, function: object) -> tuple[Tensor, Tensor]:
+    """Return views of both parts along the last dimension; their gradients are joined in one pass."""
+    first = sizes[0]
+    return _parts(x, first) if wants_grad(x) else (x[..., :first], x[..., first:])
+
+
+def refuses_split(owner: object, x: Tensor, *others: object) -> str | None:
+    """Return what the kernel refuses, beside `rules`, or None."""
+    return _unfit(x, x)
+
+
+def refuses_joined(owner: object, parts: Sequence[Tensor], *others: object) -> str | None:
+    """Return what the kernel refuses, beside `rules`, or None."""
+    return _unfit(*parts)
+
+
+def _unfit(x: Tensor, y: Tensor) -> str | None:
+    if max(x.shape[-1], y.shape[-1]) > _WIDEST:
+        return f"heads are wider than {_WIDEST}"
+    return None if x.shape[:-1].numel() < 1 << 31 else "there are too many heads at all positions"
+
+
+def loses_split(owner: object, x: Tensor, *others: object) -> str | None:
+    """Return why torch's calls are as fast, or None."""
+    return _few(x.numel()) if wants_grad(x) else "no gradient is needed: torch.split returns views as well"
+
+
+def loses_joined(owner: object, parts: Sequence[Tensor], *others: object) -> str | None:
+    """Return why torch's call is as fast, or None."""
+    return _few(sum(part.numel() for part in parts))
+
+
+def _few(numbers: int) -> str | None:
+    return f"there are fewer than {_FEWEST:,} numbers" if numbers < _FEWEST else None
