@@ -49,11 +49,11 @@ def assert_within(found, expected, most, dtype):
 
 
 def bound_of_sums(dy, x):
-    """The same of ``dy^T x``, where the scales of x's rows are part of the other factor."""
-    scale = reference.scales(x).double()
-    q, wide = x.double() / scale, dy.double() * scale
-    dq, dwide = error_of(x) / scale, error_of(wide.t())
-    return wide.abs().t() @ dq + dwide @ q.abs() + dwide @ dq
+    """The same of ``dy^T x``, where the scales of dy's rows are part of the other factor."""
+    scale = reference.scales(dy).double()
+    q, wide = dy.double() / scale, x.double() * scale
+    dq, dwide = error_of(dy) / scale, error_of(wide.t())
+    return q.abs().t() @ dwide.t() + dq.t() @ wide.abs() + dq.t() @ dwide.t()
 
 
 @pytest.mark.parametrize("rows", [24, 32])
@@ -290,5 +290,5 @@ def test_operators():
     # What else it checks multiplies operands by numbers.
     torch.library.opcheck(torch.ops.veomni_hook.float8_turned.default, (q,), test_utils="test_faketensor")
     assert torch.equal(
-        products.input_gradient(x, torch.eye(64)), products.linear(x, torch.eye(64).t().contiguous())
+        products.gradients(x).of_input(torch.eye(64)), products.linear(x, torch.eye(64).t().contiguous())
     )

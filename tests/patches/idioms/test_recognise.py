@@ -56,7 +56,7 @@ def test_all_models_of_all_releases_are_covered_by_few_lines():
         # An idiom is a file, or a folder.
         room = path.parent.name if path.parent.parent.name == "idioms" else path.stem
         rooms[room if room in apart else ""] += number
-    assert rooms[""] < 8780  # with the loaders and trainers of accelerate, transformers and TRL
+    assert rooms[""] < 8900  # with the loaders and trainers of accelerate, transformers and TRL
     for room, most in apart.items():
         assert 0 < rooms[room] < most
 

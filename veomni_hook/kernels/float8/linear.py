@@ -15,16 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.float8.products import (
-    check_device,
-    input_gradient,
-    linear,
-    weight_gradient,
-    widths_refused,
-)
+from veomni_hook.kernels.float8.products import check_device, gradients, linear, widths_refused
 from veomni_hook.kernels.gated_mlp.recomputed import Products, projection
 from veomni_hook.kernels.selection.process_choice import STATE
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import applied, is_recorded
+from veomni_hook.kernels.shared.autograd import gradients as gradients_of
 from veomni_hook.kernels.shared.function_modes import active, intercepting
 from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -33,7 +28,7 @@ __all__ = ["Float8Linear", "float8_linear"]
 
 Tensor = torch.Tensor
 
-_PRODUCTS = Products(linear, input_gradient, weight_gradient)
+_PRODUCTS = Products(linear, gradients)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TORCH_LINEAR = functional.linear
 
@@ -53,9 +48,10 @@ class _Linear(torch.autograd.Function):
         if is_recorded():
             if x is None and to_x:  # the gradient of x does not depend on it
                 x = dy.new_zeros(*dy.shape[:-1], weight.shape[1]).requires_grad_()
-            return *gradients(_plain, (x, weight, bias), (to_x, to_weight, to_bias), (dy,)), None
-        dx = input_gradient(dy, weight) if to_x else None
-        dweight = weight_gradient(dy, x).to(weight.dtype) if to_weight else None
+            return *gradients_of(_plain, (x, weight, bias), (to_x, to_weight, to_bias), (dy,)), None
+        products = gradients(dy)
+        dx = products.of_input(weight) if to_x else None
+        dweight = products.of_weight(x).to(weight.dtype) if to_weight else None
         return dx, dweight, dy.flatten(0, -2).sum(0).to(bias.dtype) if to_bias else None, None
 
 

@@ -2,7 +2,7 @@
 
 Forward:  y = x W^T + bias, with scales of the rows of x and of the rows of W
 Backward: dx = dy W, with scales of the rows of dy and of the columns of W
-          dW = (s dy)^T q, where the rows of x are s q, with scales of the columns of s dy
+          dW = q^T (s x), where the rows of dy are s q, as for dx, with scales of the columns of s x
 Shapes: x ``[..., in]``, W ``[out, in]``, dy ``[..., out]``; x and dy have one dtype, W has it or another.
 On a GPU the products are ``torch._scaled_mm``, which returns bfloat16; on a CPU the definition.
 """
@@ -19,9 +19,10 @@ from veomni_hook.accelerator import is_rocm
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.float8 import reference
 from veomni_hook.kernels.float8.reference import FLOAT8
+from veomni_hook.kernels.gated_mlp.recomputed import Gradients
 from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["MULTIPLE", "check_device", "input_gradient", "linear", "weight_gradient", "widths_refused"]
+__all__ = ["MULTIPLE", "check_device", "gradients", "linear", "widths_refused"]
 
 Tensor = torch.Tensor
 
@@ -73,30 +74,36 @@ def _float8_turned(q: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x W^T + bias``, ``[..., out]`` in the dtype of ``x [..., in]``."""
-    return _product(x, _float8_rows(weight), bias)
+    return _product(x, _float8_rows(x.reshape(-1, x.shape[-1])), _float8_rows(weight), bias)
 
 
-def input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
-    """Return ``dy W``, ``[..., in]`` in the dtype of ``dy [..., out]``."""
-    return _product(dy, _float8_columns(weight, None), None)
+def gradients(dy: Tensor) -> Gradients:
+    """Return the products of ``dy [..., out]``, which is cast once for both, in its dtype.
 
-
-def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """Return ``dy^T x``, ``[out, in]`` in the dtype of ``x [..., in]``; dy is ``[..., out]``.
-
-    ``torch._scaled_mm`` wants a multiple of `MULTIPLE` for the number of rows, too; others are not cast.
+    ``of_input(weight)`` is ``dy W``, ``[..., in]``; ``of_weight(x)`` is ``dy^T x``, ``[out, in]``, for
+    ``x [..., in]``. ``torch._scaled_mm`` wants a multiple of `MULTIPLE` for the number of rows of the second,
+    too; others are not cast.
     """
-    dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-    if x.shape[0] % MULTIPLE or not x.numel():
-        return dy.t() @ x
-    q, scale = _float8_rows(x)
-    ones = scale.new_ones(x.shape[1], 1)
-    return _multiplied(_float8_columns(dy, scale), (_float8_turned(q), ones), None, x.dtype)
+    flat = dy.reshape(-1, dy.shape[-1])
+    q, scale = _float8_rows(flat)
+
+    def of_input(weight: Tensor) -> Tensor:
+        return _product(dy, (q, scale), _float8_columns(weight, None), None)
+
+    def of_weight(x: Tensor) -> Tensor:
+        x = x.reshape(-1, x.shape[-1])
+        if x.shape[0] % MULTIPLE or not x.numel():
+            return flat.t() @ x
+        ones = scale.new_ones(flat.shape[1], 1)
+        return _multiplied((_float8_turned(q), ones), _float8_columns(x, scale), None, x.dtype)
+
+    return Gradients(of_input, of_weight)
 
 
-def _product(x: Tensor, matrix: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
-    """Return ``x matrix^T + bias`` for ``matrix`` quantised by rows."""
-    rows = _float8_rows(x.reshape(-1, x.shape[-1]))
+def _product(
+    x: Tensor, rows: tuple[Tensor, Tensor], matrix: tuple[Tensor, Tensor], bias: Tensor | None
+) -> Tensor:
+    """Return ``x matrix^T + bias`` for ``x``, whose ``rows`` are quantised, and ``matrix`` as well."""
     shape = (*x.shape[:-1], matrix[0].shape[0])
     return x.new_empty(shape) if not x.numel() else _multiplied(rows, matrix, bias, x.dtype).view(shape)
 

@@ -16,6 +16,7 @@ multiplies in another way calls `projection` with its own `Products`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.held import are_spent, hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
-__all__ = ["Origin", "Product", "Products", "Rule", "origin_of", "product_of", "projection"]
+__all__ = ["Gradients", "Origin", "Product", "Products", "Rule", "origin_of", "product_of", "projection"]
 
 Tensor = torch.Tensor
 
@@ -53,22 +54,26 @@ class Origin(NamedTuple):
     rule: Rule
 
 
-class Products(NamedTuple):
-    """How a projection multiplies: ``linear(x, weight, bias)``, and for its gradients.
+class Gradients(NamedTuple):
+    """How an incoming gradient ``dy`` is multiplied: ``of_input(weight)`` and ``of_weight(x)``."""
 
-    These are ``input_gradient(dy, weight)`` and ``weight_gradient(dy, x)``.
-    """
+    of_input: Callable[[Tensor], Tensor]
+    of_weight: Callable[[Tensor], Tensor]
+
+
+class Products(NamedTuple):
+    """How a projection multiplies: ``linear(x, weight, bias)``, and ``gradients(dy)`` for its gradients."""
 
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    input_gradient: Callable[[Tensor, Tensor], Tensor]
-    weight_gradient: Callable[[Tensor, Tensor], Tensor]
+    gradients: Callable[[Tensor], Gradients]
 
 
-def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    return dy.flatten(0, -2).t() @ x.flatten(0, -2)
+def _gradients(dy: Tensor) -> Gradients:
+    turned = dy.flatten(0, -2).t()
+    return Gradients(partial(torch.matmul, dy), lambda x: turned @ x.flatten(0, -2))
 
 
-_PLAIN = Products(functional.linear, torch.matmul, _weight_gradient)
+_PLAIN = Products(functional.linear, _gradients)
 
 
 class Product(Tensor):
@@ -175,14 +180,14 @@ class _GatedLinear(torch.autograd.Function):
             )  # fmt: skip
             return *slopes, None, None, None, None
         dgate = dup = dweight = product = None
-        columns = ctx.columns
+        columns, products = ctx.columns, ctx.products.gradients(dy)
         if to_gate or to_up:
-            dproduct = cut(ctx.products.input_gradient(dy, padded(weight, columns)), columns)
+            dproduct = cut(products.of_input(padded(weight, columns)), columns)
             new = gate.new_empty(0)
             spent = ctx.node is not None and are_spent(new, gate, up)
             dgate, dup, product = ctx.rule.backward(gate, up, dproduct, spent)
         if to_weight:
             product = ctx.rule.again(gate, up) if product is None else product
-            dweight = cut(ctx.products.weight_gradient(dy, padded(product, columns)), columns)
+            dweight = cut(products.of_weight(padded(product, columns)), columns)
         dbias = dy.flatten(0, -2).sum(0) if to_bias else None
         return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None, None, None

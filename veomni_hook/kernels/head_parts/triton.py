@@ -1,10 +1,9 @@
 """Parts of heads in Triton: the join in one pass, forward, and backward as the gradient of the split.
 
 Shapes: x ``[a, b, c, first]``, y ``[a, b, c, second]`` of any strides, also expanded; the result is
-``[a, b, c, first + second]``. Its memory has the order of the first part's dimensions (of the second's, where
-the first is expanded), and the gradient of a split that of its operand: heads that a projection made side by
-side stay so, and neither attention nor the projection's gradient has to copy them. `torch.cat` makes a
-contiguous result.
+``[a, b, c, first + second]``. Its memory has the order of the first part's dimensions, and the gradient of a
+split that of its operand: heads that a projection made side by side stay so, and neither attention nor the
+projection's gradient has to copy them. `torch.cat` makes a contiguous result.
 Saved: nothing. Mutates: nothing. Parts are views, as those of `torch.split`; the gradients of joined parts
 are views of the incoming one.
 """
@@ -33,9 +32,9 @@ _TILE, _A_WARPS_NUMBERS, _WIDEST = 4096, 512, 1024
 _FEWEST = 1 << 20
 
 
-def _order(x: Tensor, y: Tensor) -> list[int]:
-    """Return the first three dimensions as they follow each other in memory."""
-    strides: tuple[int, ...] = (y if 0 in x.stride() else x).stride()
+def _order(x: Tensor) -> list[int]:
+    """Return the first three dimensions as they follow each other in memory; expanded ones come last."""
+    strides: tuple[int, ...] = x.stride()
     return sorted(range(3), key=lambda dim: -strides[dim])
 
 
@@ -85,7 +84,7 @@ class _Joined(torch.autograd.Function):
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        ctx.order = _order(x, x)
+        ctx.order = _order(x)
         return x[..., :first], x[..., first:]
 
     @staticmethod
@@ -103,7 +102,7 @@ def _joined(x: Tensor, y: Tensor, order: list[int]) -> Tensor:
 def joined(parts: Sequence[Tensor], dim: int, function: object) -> Tensor:
     """Return two parts side by side along the last dimension."""
     x, y = parts
-    return _joined(x, y, _order(x, y))
+    return _joined(x, y, _order(x))
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int, function: object) -> tuple[Tensor, Tensor]:

@@ -197,8 +197,8 @@ class Slot:
     def call(self, owner: object, module: Callable[..., object], *operands: object) -> Any:
         """Return what a kernel, or else a call of ``module``, makes of ``operands``.
 
-        For calls of modules whose class is not in the patched file: kernels get ``module`` as their last
-        operand, and refuse if it is not what they compute.
+        For calls of modules, or of torch's functions, that are not in the patched file: kernels get
+        ``module`` as their last operand, and refuse if it is not what they compute.
         """
         run = self.kernel(owner, *operands, module)
         return module(*operands) if run is None else run(*operands, module)

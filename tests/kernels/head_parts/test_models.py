@@ -1,0 +1,85 @@
+"""Latent attention of models: the hook's results and gradients are upstream's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.head_parts import triton as kernels
+from veomni_hook.kernels.selection.process_choice import set_choice
+
+FIELDS = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "q_lora_rank": 16, "kv_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "vocab_size": 50,
+    "pad_token_id": None, "attention_dropout": 0.0,
+}  # fmt: skip
+
+
+def attention(module, prefix, implementation):
+    config = getattr(module, f"{prefix}Config")(**FIELDS, attn_implementation=implementation)
+    torch.manual_seed(0)
+    made = getattr(module, f"{prefix}Attention")(config, layer_idx=0)
+    return made, getattr(module, f"{prefix}RotaryEmbedding")(config)
+
+
+def results(module, prefix, implementation, *, again=False):
+    made, rotary = attention(module, prefix, implementation)
+    x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    tables = rotary(x, torch.arange(6)[None])
+
+    def run(x):
+        return made(x, position_embeddings=tables, attention_mask=None)[0]
+
+    y = checkpoint(run, x, use_reentrant=False) if again else run(x)
+    y.square().sum().backward()
+    return made, [y.detach(), x.grad, *(parameter.grad for parameter in made.parameters())]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "checkpointed"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["deepseek_v3:DeepseekV3", "minicpm3:MiniCPM3"])
+def test_attention_is_upstreams(modules, anywhere, monkeypatch, family, implementation, again):
+    if family.startswith("minicpm3"):
+        pytest.importorskip("transformers.models.minicpm3")
+    monkeypatch.setattr(kernels, "_FEWEST", 0)
+    set_choice("eager,head_parts=triton")
+    folder, prefix = family.split(":")
+    upstream, patched = modules(folder)
+    _, expected = results(upstream, prefix, implementation)
+    ours, found = results(patched, prefix, implementation, again=again)
+    for variant in ("split", "joined"):
+        slot = getattr(patched, f"veomni_head_parts_{variant}")
+        assert slot.outcome(ours).backend == "triton"
+    # A product of other strides may sum in another order.
+    tolerance = {"eager": 1e-6, "sdpa": 0.0}[implementation]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=tolerance * float(other.abs().max()))
+
+
+def test_autograd_keeps_neither_heads_nor_parts():
+    x = torch.randn(2, 5, 3, 6, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda _: pytest.fail("kept"), lambda _: None):
+        parts = kernels.split(x.transpose(1, 2), [4, 2], -1, torch.split)
+        kernels.joined(parts, -1, torch.cat)
+
+
+def test_second_derivatives():
+    x = torch.randn(1, 2, 3, 6, dtype=torch.float64, requires_grad=True)
+
+    def turned(x):
+        first, second = kernels.split(x.float(), [4, 2], -1, torch.split)
+        return kernels.joined((first.sin(), second * first[..., :2]), -1, torch.cat).double()
+
+    def plain(x):
+        first, second = torch.split(x.float(), [4, 2], -1)
+        return torch.cat((first.sin(), second * first[..., :2]), -1).double()
+
+    found = []
+    for function in (turned, plain):
+        (slope,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+        found.append((slope, *torch.autograd.grad(slope.square().sum(), x)))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
