@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 
 from tests.kernels.absent_gpu.operands import Call
@@ -12,5 +13,19 @@ __all__ = ["OPS"]
 
 #: By name: an op, or for experts, which have most to choose, a part of one.
 OPS: dict[str, Callable[[], Iterator[Call]]] = {}
-for path in sorted(Path(__file__).parents[1].glob("*/gpu_calls.py")):
-    OPS |= import_module(f"tests.kernels.{path.parent.name}.gpu_calls").CALLS
+_PARTS = [
+    import_module(f"tests.kernels.{path.parent.name}.gpu_calls").CALLS
+    for path in sorted(Path(__file__).parents[1].glob("*/gpu_calls.py"))
+]
+for _parts in _PARTS:
+    OPS |= _parts
+
+
+def first() -> Iterator[Call]:
+    """The first call of each op."""
+    for parts in _PARTS:
+        op, calls = next(iter(parts.items()))
+        yield from ((f"{op}: {name}", call) for name, call in islice(calls(), 1))
+
+
+OPS["first"] = first
