@@ -16,12 +16,12 @@ from tests.proof.provers import Proof, Unreached
 from tests.proof.texts import patched, upstream_of, with_copies_in_place
 
 _HOST = "veomni_host"
-_GUARDS = ("veomni_varlen_attention_full.kernel", "veomni_rows.joined")
+_GUARDS = ("veomni_varlen_attention_full.kernel", "veomni_rows.joined", "veomni_head_parts_joined.kernel")
 #: Statements that are inserted as a whole, by what they are.
 _STATEMENTS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
-        (ast.Expr, rf"{_HOST}\.read_together\("),
+        (ast.Expr, rf"{_HOST}\.(read_together|counted)\("),
         (ast.Expr, r"veomni_boundaries\.refuse\("),
         (ast.Assign, r"[^=]+ = veomni_boundaries\.found\("),
         (ast.Assign, rf"(\w+) = {_HOST}\.values\(\1\)$"),
@@ -110,10 +110,18 @@ class _Restored(ast.NodeTransformer):
             case _, "separated" if len(given) >= 3:
                 return given[2]
             case _, "call" if owner in self.slots and getattr(given[0], "id", "") == "self":
-                if ast.unparse(given[1]) == "torch.Tensor.masked_scatter":
-                    return ast.Call(ast.Attribute(given[2], "masked_scatter", ast.Load()), given[3:], [])
-                return ast.Call(given[1], given[2:], [])
+                return _skipped(given[1], given[2:])
         return node
+
+
+def _skipped(function: ast.expr, operands: list[ast.expr]) -> ast.Call:
+    """The call that a slot may skip, as upstream writes it."""
+    match ast.unparse(function):
+        case "torch.Tensor.masked_scatter":
+            return ast.Call(ast.Attribute(operands[0], "masked_scatter", ast.Load()), operands[1:], [])
+        case "torch.split" | "torch.cat":
+            return ast.Call(function, operands[:-1], [ast.keyword("dim", operands[-1])])
+    return ast.Call(function, operands, [])
 
 
 def _is_message(node: ast.expr) -> bool:

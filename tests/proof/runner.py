@@ -120,7 +120,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         **dict.fromkeys(
             (
                 "nn_layer_norm", "patch_projection", "row_merge", "count_check", "absent_modality", "row_join",
-                "varlen_attention", "sample_boundaries", "pooled_windows",
+                "varlen_attention", "sample_boundaries", "pooled_windows", "head_parts",
             ),
             prove_inserted_code,
         ),

@@ -24,7 +24,7 @@ END = "return q.sin()\n"
 # Body of forward(self, q, x), and what is in the patched text.
 ROUTED = {
     "a tuple": (SPLIT + TURN + JOINED + END, ["split.call(self, torch.split, q, [self.first, self.second], -1)", "joined.call(self, torch.cat, (passed, turned), -1)"]),
-    "a list, the other order": (SPLIT + TURN + "q = torch.cat([turned, passed], dim=-1)\n" + END, ["joined.call(self, torch.cat, (turned, passed), -1)"]),
+    "a list, the other order": (SPLIT + TURN + "q = torch.cat([turned, passed], dim=-1)\n" + END, ["joined.call(self, torch.cat, [turned, passed], -1)"]),
     "copies, returned": (SPLIT + SHARED + NAMED + "return k, turned * 2\n", ["return kernel((passed, shared), -1, torch.cat), turned * 2"]),
     "copies in the middle": (SPLIT + SHARED + NAMED + "k = k * 2\nif True:\n    k = k + 1\nreturn k.sin() * turned.sum()\n", ["k = kernel((passed, shared), -1, torch.cat)", "fuses(self)"]),
     "both": (SPLIT + SHARED + NAMED + TURN + JOINED + "return q.sin() + k\n", ["joined.call(self, torch.cat", "kernel((passed, shared)"]),

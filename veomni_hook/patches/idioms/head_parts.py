@@ -67,10 +67,11 @@ class _Search(Method):
         splits = [*self._matches(ast.Assign, _SPLIT)]
         parts = {split[hole] for _, split in splits for hole in _PARTS}
         joined = [*self._matches(ast.Call, *_JOINED)]
-        self.joined = [(call, join) for call, join in joined if parts & {join[hole] for hole in _PARTS}]
+        joined = [(call, join) for call, join in joined if parts & {join[hole] for hole in _PARTS}]
+        self.joins = [call for call, _ in joined]
         copied = _COPIED.find(blocks(method), view.scope.dotted)
         self.copied = copied if isinstance(copied, Found) and copied["FIRST"] in parts else None
-        joins = [join for _, join in self.joined] + ([self.copied] if self.copied is not None else [])
+        joins = [join for _, join in joined] + ([self.copied] if self.copied is not None else [])
         again = {join[hole] for join in joins for hole in _PARTS}
         self.splits = [(node, split) for node, split in splits if again & {split[hole] for hole in _PARTS}]
 
@@ -85,7 +86,8 @@ class _Search(Method):
                 reason = Reason(said, Code.NO_ROOM)
                 return Site(OP, self.target, Status.MISSED, reason=reason, lineno=line.lineno)
             edits += guarded
-        return Site.asking(OP, self.target, ("split", "joined"), line, edits)
+        captures = {split["WHOLE"]: f"{split['FIRST']} | {split['SECOND']}" for _, split in self.splits}
+        return Site.asking(OP, self.target, ("split", "joined"), line, edits, captures=captures)
 
     def _matches(self, kind: type[_Node], *templates: Template) -> Iterator[tuple[_Node, Found]]:
         for node in walk_ast(self.method):
@@ -94,15 +96,11 @@ class _Search(Method):
                     yield node, match
 
     def _calls(self) -> Iterator[Edit]:
-        for node, split in self.splits:
-            yield self._call("split", node.value, f"{split['WHOLE']}, [{split['M']}, {split['N']}]")
-        for call, join in self.joined:
-            yield self._call("joined", call, f"({join['FIRST']}, {join['SECOND']})")
-
-    def _call(self, variant: str, call: ast.expr, operand: str) -> Edit:
-        assert isinstance(call, ast.Call)  # noqa: S101 - the templates say so
-        text = f"{slot_name(OP, variant)}.call({self.receiver}, {ast.unparse(call.func)}, {operand}, -1)"
-        return in_place(self.view, call, text)
+        for variant, calls in (("split", [node.value for node, _ in self.splits]), ("joined", self.joins)):
+            for call in calls:
+                assert isinstance(call, ast.Call)  # noqa: S101 - the templates say so
+                operands = ", ".join([self.receiver, *map(ast.unparse, (call.func, *call.args)), "-1"])
+                yield in_place(self.view, call, f"{slot_name(OP, variant)}.call({operands})")
 
     def _guard(self, copied: Found) -> tuple[Edit, ...] | None:
         assert isinstance(copied.block, list)  # noqa: S101 - a block of the method
