@@ -12,7 +12,7 @@ is watched, and what is kept may go to the host (`offload`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -22,7 +22,6 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from veomni_hook.kernels.shared.random_numbers import place_of
 from veomni_hook.kernels.shared.repeated import decided
 from veomni_hook.memory import checkpoint, parts
 from veomni_hook.memory.heads import by_heads
@@ -111,10 +110,10 @@ class _Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_attention(func):
             return func(*args, **(kwargs or {}))
-        before = place_of(args[0].device)
+        before = _place_of(args[0].device)
         computed = func(*args, **(kwargs or {}))
         kept = None
-        if place_of(args[0].device) == before:
+        if _place_of(args[0].device) == before:
             self.results.layer.attend()
             kept = tree_map_only(torch.Tensor, torch.Tensor.detach, computed)
         self.results.noted.append((func, kept))
@@ -183,3 +182,12 @@ def _is_attention(func: Any) -> bool:
 
 def _names(arguments: Iterable[Any]) -> tuple[str, ...]:
     return tuple(argument.name for argument in arguments)[:3]
+
+
+def _place_of(device: torch.device) -> Hashable:
+    """Return where the random numbers of ``device`` are; nothing waits for the device."""
+    if device.type == "cpu":
+        return torch.default_generator.get_state().numpy().tobytes()
+    home = torch.get_device_module(device)
+    generator = home.default_generators[home.current_device() if device.index is None else device.index]
+    return generator.initial_seed(), generator.get_offset()

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veomni_hook.kernels.moe_experts import reference
 from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
-from veomni_hook.kernels.moe_experts.by_reference import by_reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.moe_experts.low_rank import (
     NO_ADAPTERS,
@@ -29,6 +29,7 @@ from veomni_hook.kernels.moe_experts.low_rank import (
 )
 from veomni_hook.kernels.moe_experts.tiles import tiled
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
+from veomni_hook.kernels.shared.activations import FUNCTIONS
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.held import hold, hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import wants_grad
@@ -124,7 +125,7 @@ def _differentiable(
     def formula(x: Tensor, *tensors: Any) -> Tensor:
         weights, terms = _parts((x, index, *tensors), (adapters.up_scale, adapters.down_scale))
         up, down = _sum(weights.up, terms.up, form), _sum(weights.down, terms.down, form)
-        return by_reference(weights._replace(up=up, down=down), form)
+        return _by_reference(weights._replace(up=up, down=down), form)
 
     return Gradients(*gradients(formula, (x, *others, *adapters.factors), needed, (grad,)))
 
@@ -136,3 +137,14 @@ def _sum(weight: Tensor, factors: Factors | None, form: Form) -> Tensor:
     with torch.autocast(weight.device.type, enabled=False):
         delta = into.transpose(1, 2) @ out.transpose(1, 2) if LAYOUTS[form.variant].transposed else out @ into
     return weight.to(form.dtype) + factors.scale * delta
+
+
+def _by_reference(operands: Operands, form: Form) -> Tensor:
+    """Return the result of ``form`` for ``operands``, in the dtype of the hidden states; differentiable."""
+    known = {"act_fn": FUNCTIONS[form.activation], "alpha": form.alpha, "limit": form.limit}
+    rest = [known[name] for name in LAYOUTS[form.variant].rest]
+    x, index, weights, *stacked = operands
+    cast = [weight.to(form.dtype) for weight in stacked if weight is not None]
+    with torch.autocast(x.device.type, enabled=False):
+        result: Tensor = reference.of(form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
+    return result.to(x.dtype)
