@@ -38,7 +38,7 @@ def test_classes_that_libraries_made_stay(facts):
     assert facts["fsdp2"]["names"] == ["FSDPQwen3ForCausalLM", "FSDPQwen3DecoderLayer"]
     assert first["refused"].keys() == {"FSDPQwen3ForCausalLM", "FSDPQwen3DecoderLayer"}
     assert all("torch.distributed.fsdp" in reason for reason in first["refused"].values())
-    assert first["adopted"] == ["Qwen3Attention", "Qwen3MLP", "Qwen3RMSNorm"]
+    assert first["adopted"] == ["Qwen3Attention", "Qwen3MLP", "Qwen3Model", "Qwen3RMSNorm"]
     assert first["difference"] < CLOSE
 
 

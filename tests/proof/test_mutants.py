@@ -35,7 +35,7 @@ SLOPPY = """
 from tests.proof import runner
 runner._start()
 from veomni_hook.patches.graph import Match
-from veomni_hook.patches.graph import references
+from veomni_hook.patches.graph import forms as references
 
 right, seen = references.match, {}
 def sloppy(pattern, form, rules):

@@ -16,7 +16,7 @@ from veomni_hook.kernels.moe_experts import forms
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.moe_experts import triton as ours
-from veomni_hook.kernels.moe_experts import triton_products, triton_routing
+from veomni_hook.kernels.moe_experts import triton_products, triton_routing, triton_sums
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS
 from veomni_hook.kernels.moe_experts.torch_routing import assigned
 from veomni_hook.kernels.moe_experts.triton_routing import route
@@ -57,11 +57,16 @@ def test_where_rows_are_copied_into_order():
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("piece", "frozen"),
-    [("weight_gradient", [3, 4]), ("input_gradient", [0]), ("routing_gradient", [2])],
+    ("home", "piece", "frozen"),
+    [
+        (triton_products, "weight_gradient", [3, 4]),
+        (triton_products, "input_gradient", [0]),
+        (triton_sums, "routing_gradient", [2]),
+    ],
+    ids=["weights", "input", "routing"],
 )
-def test_of_what_is_frozen_no_gradient_is_computed(piece, frozen, monkeypatch):
-    monkeypatch.setattr(triton_products, piece, None)
+def test_of_what_is_frozen_no_gradient_is_computed(home, piece, frozen, monkeypatch):
+    monkeypatch.setattr(home, piece, None)
     operands = operands_of("gated")
     some = [number != 1 and number not in frozen for number in range(5)]
     assert_same("gated", operands, wanted=some)
