@@ -81,7 +81,8 @@ def test_a_window_is_a_difference(facts: Any) -> None:
 def test_a_step_runs_kernels_and_compiles_none_on_a_cpu(facts: Any) -> None:
     step = facts["small"]
     assert step["layers"] == {"model.layers": [1, 3]} and step["tokens"] == [16, 32]
-    assert (step["compiled"], step["found"]) == (0, 0) and step["seconds"] > 0
+    assert (step["compiled"], step["found"]) == (0, 0)
+    assert 0 <= step["seconds"] < 600  # tenths: a fast machine takes none
     assert {"rms_norm", "rotary"} <= {*step["ran"]}
     assert step["calls"] == 2 * len(step["tokens"]), (
         "a training step of one sequence and of two, for each length"
