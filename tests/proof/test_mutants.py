@@ -35,9 +35,9 @@ SLOPPY = """
 from tests.proof import runner
 runner._start()
 from veomni_hook.patches.graph import Match
-from veomni_hook.patches.graph import forms as references
+from veomni_hook.patches.graph import forms as graph_forms
 
-right, seen = references.match, {}
+right, seen = graph_forms.match, {}
 def sloppy(pattern, form, rules):
     made = right(pattern, form, rules)
     if isinstance(made, Match):
@@ -48,7 +48,7 @@ from collections import Counter
 from tests.proof.judge import forms, judge
 (form,) = forms(["transformers.models.qwen3.modeling_qwen3"], ["rotary"])
 for match in (right, sloppy):
-    references.match = match
+    graph_forms.match = match
     outcomes = Counter(one.outcome for one in judge(form, 10, 0))
     print(match.__name__, outcomes.total(), outcomes["refused"], outcomes["false positive"])
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.kernels.absent_gpu.operands import Call
 
-__all__ = ["OPS"]
+__all__ = ["OPS", "first"]
 
 #: By name: an op, or for experts, which have most to choose, a part of one.
 OPS: dict[str, Callable[[], Iterator[Call]]] = {}
@@ -26,6 +26,3 @@ def first() -> Iterator[Call]:
     for parts in _PARTS:
         op, calls = next(iter(parts.items()))
         yield from ((f"{op}: {name}", call) for name, call in islice(calls(), 1))
-
-
-OPS["first"] = first

@@ -61,25 +61,34 @@ def test_attention_is_upstreams(modules, anywhere, monkeypatch, family, implemen
 
 def test_autograd_keeps_neither_heads_nor_parts():
     x = torch.randn(2, 5, 3, 6, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda _: pytest.fail("kept"), lambda _: None):
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         parts = kernels.split(x.transpose(1, 2), [4, 2], -1, torch.split)
-        kernels.joined(parts, -1, torch.cat)
+        y = kernels.joined(parts, -1, torch.cat)
+    assert y.requires_grad and not kept
 
 
-def test_second_derivatives():
-    x = torch.randn(1, 2, 3, 6, dtype=torch.float64, requires_grad=True)
+def test_few_numbers_are_left_to_torch(monkeypatch):
+    x = torch.randn(2, 3, 5, 6, requires_grad=True)
+    assert "fewer than 1,048,576" in kernels.loses_split(None, x)
+    assert "fewer than 1,048,576" in kernels.loses_joined(None, (x, x))
+    assert "no gradient" in kernels.loses_split(None, x.detach())
+    monkeypatch.setattr(kernels, "_FEWEST", 0)
+    assert kernels.loses_split(None, x) is kernels.loses_joined(None, (x, x)) is None
 
-    def turned(x):
-        first, second = kernels.split(x.float(), [4, 2], -1, torch.split)
-        return kernels.joined((first.sin(), second * first[..., :2]), -1, torch.cat).double()
 
-    def plain(x):
-        first, second = torch.split(x.float(), [4, 2], -1)
-        return torch.cat((first.sin(), second * first[..., :2]), -1).double()
-
-    found = []
-    for function in (turned, plain):
-        (slope,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
-        found.append((slope, *torch.autograd.grad(slope.square().sum(), x)))
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+def test_the_join_has_the_order_of_the_projection_and_spares_its_gradient_a_copy():
+    projected = torch.randn(2, 5, 3 * 6, requires_grad=True)
+    x = projected.view(2, 5, 3, 6).transpose(1, 2)
+    passed, turned = kernels.split(x, [4, 2], -1, torch.split)
+    shared = torch.randn(2, 1, 5, 2).expand(2, 3, 5, 2)
+    for parts in ((passed, turned * 2), (passed, shared), (shared, passed)):
+        assert kernels.joined(parts, -1, torch.cat).transpose(1, 2).is_contiguous()
+    joined = kernels.joined((passed, turned), -1, torch.cat)
+    for incoming in (
+        torch.randn(2, 3, 5, 6),
+        torch.randn(2, 5, 3, 6).transpose(1, 2),
+        torch.ones(()).expand(2, 3, 5, 6),
+    ):
+        (gradient,) = torch.autograd.grad(joined, x, incoming, retain_graph=True)
+        assert torch.equal(gradient, incoming) and gradient.transpose(1, 2).is_contiguous()
