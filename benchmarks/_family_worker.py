@@ -26,6 +26,7 @@ MODES = {
     "ours+compile": None,
     "compile+graphs": "reduce-overhead",
     "ours+graphs": "reduce-overhead",
+    "ours+layers+graphs": "reduce-overhead",
 }
 
 
@@ -46,7 +47,11 @@ class Worker:
         if self.model is None:
             self._make(Family(*family), liger=side == "liger")
         compiled = side in MODES
-        self.runs[side] = torch.compile(self.model, mode=MODES[side]) if compiled else self.model
+        if "layers" in side:
+            for layer in self.model.model.layers:
+                layer.compile(mode=MODES[side])
+        whole = compiled and "layers" not in side
+        self.runs[side] = torch.compile(self.model, mode=MODES[side]) if whole else self.model
         before = _counted()
         self._synchronize()
         began = time.perf_counter()

@@ -32,15 +32,16 @@ PROCESSES = {
     "upstream": ("eager", "compile", "compile+graphs"),
     "liger": ("liger",),
     "hook": ("ours", "ours+compile", "ours+graphs"),
+    "layers": ("ours+layers+graphs",),
     "float8": ("ours+float8",),
 }
-#: Those measured by default. Graphs (torch.compile's mode "reduce-overhead") help steps that the host bounds,
-#: ``precision=float8`` those whose products are large.
+#: Those measured by default. Graphs (torch.compile's mode "reduce-overhead", of all or of each layer) help
+#: steps that the host bounds, ``precision=float8`` those whose products are large.
 SIDES = tuple(
     side for sides in PROCESSES.values() for side in sides if not side.endswith(("graphs", "float8"))
 )
 #: The processes with our kernels.
-OURS = ("hook", "float8")
+OURS = ("hook", "layers", "float8")
 ROUNDS, STEPS = 3, 4
 TARGET = "families_gpu-cuda.json"
 CACHES = ("dynamic", "static")

@@ -12,6 +12,8 @@ from benchmarks import memory_prediction_gpu as benchmark
 
 
 @pytest.mark.slow
+# Tests before it may have imported transformers.
+@pytest.mark.filterwarnings("default::veomni_hook.errors.AlreadyImportedWarning")
 def test_a_setup_that_fails_is_reported_and_the_others_go_on(monkeypatch, tmp_path, capsys):
     right = benchmark.Setup("small", 32, optimizer={}, checkpoint=True)
     wrong = benchmark.Setup("small", 32, adapters={"target_modules": ["absent"]})

@@ -136,9 +136,10 @@ def turned_by_definition(x, factors, routing, *, gather):
     return q.to(FLOAT8), factors if gather else scale
 
 
-#: By dtype of products, how far apart results may be: rounded first, a number can become another of float8, or
-#: one at a limit.
+#: By dtype of products, how far apart results may be: rounded first, a number can become another of float8.
 MOST = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 0.2}
+#: Where gates have a limit, one number on its other side makes 0.1.
+LIMITED = 0.2
 #: A GPU does not multiply float32 so, and the interpreter computes no bfloat16.
 del MOST[torch.float32 if DEVICE == "cuda" else torch.bfloat16]
 
@@ -165,7 +166,8 @@ def test_triton(name, dtype):
         floats = [leaf.float() if leaf.is_floating_point() else leaf for leaf in leaves]
         return formula(case, *floats).to(dtype)
 
-    assert_near(found, slopes(wide, leaves), MOST[dtype])
+    limited = dtype is not torch.float32 and "alpha" in name
+    assert_near(found, slopes(wide, leaves), LIMITED if limited else MOST[dtype])
 
 
 @pytest.mark.usefixtures("casts")

@@ -26,7 +26,7 @@ __all__ = ["LAUNCHES", "TRITON", "Launch", "cdiv", "enter_context", "generation"
 #: Triton's release, two numbers.
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 #: Releases whose handles take all arguments in order, including constants; others use the normal launch.
-_HANDLES = (3, 3) <= TRITON <= (3, 8)
+_HANDLES = (3, 3) <= TRITON <= (3, 9)
 _ALIGNED = 16
 #: How many kinds of calls a launch cache keeps; kinds include shapes and strides, but not row counts.
 LAUNCHES = 4096
