@@ -277,6 +277,11 @@ def test_routing(which, block):
     assert len(tiles) <= routing.max_tiles and int(routing.tiles[3 * routing.max_tiles]) == len(tiles)
     parts = routing.tiles[: 3 * routing.max_tiles].view(3, -1)[:, : len(tiles)]
     assert [tuple(tile) for tile in parts.t().tolist()] == tiles
+    first_tiles = [sum(tile[0] < e for tile in tiles) for e in range(EXPERTS)]
+    largest_first = sorted(range(EXPERTS), key=lambda e: -counts[e])
+    experts = [(e, offsets[e], offsets[e + 1], first_tiles[e]) for e in largest_first]
+    table = routing.experts[: 4 * EXPERTS].view(4, -1)
+    assert not flat or [tuple(expert) for expert in table.t().tolist()] == experts
 
 
 @pytest.mark.sample(3)
@@ -293,6 +298,7 @@ def test_routing_of_many_experts(dtype):
         routing.offsets[:301].long(), torch.searchsorted(keys, torch.arange(301, device=DEVICE))
     )
     counts = torch.bincount(keys, minlength=301)[:300]
+    assert torch.equal(routing.experts[:300].long(), counts.sort(stable=True, descending=True).indices)
     # Pairs without an expert have no tile.
     assert int(routing.tiles[3 * routing.max_tiles]) == int(
         (counts + 15).div(16, rounding_mode="floor").sum()

@@ -101,31 +101,28 @@ def weight_gradient(
     right,  # [Q, W], float8: likewise
     scale,  # [E, P], or [E, Q] unless LEFT_SCALED, float32
     out,  # [E, P, Q], the weight's dtype: written
-    offsets,  # [E + 1], int32: the first row of each expert
+    experts,  # [4 E], int32: expert, first row, end and first tile of each, those with most rows first
     max_tiles, num_experts, p_columns, q_columns,
     BM: tl.constexpr, BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    STAGES: tl.constexpr, EXPERTS: tl.constexpr, LEFT_SCALED: tl.constexpr, DESCRIBED: tl.constexpr,
+    STAGES: tl.constexpr, LEFT_SCALED: tl.constexpr, DESCRIBED: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """out_e = left' right over the rows of expert e; 0 without rows.
 
-    Grid: (programs,) over experts and tiles of BP by BQ. BK divides BM; EXPERTS is a power of two >= E.
+    Grid: (programs,) over experts and tiles of BP by BQ. BK divides BM.
     """
     p_tiles = tl.cdiv(p_columns, BP)
     q_tiles = tl.cdiv(q_columns, BQ)
     tiles_per_expert = p_tiles * q_tiles
     width = max_tiles.to(tl.int64) * BM
-    number = tl.arange(0, EXPERTS)
     for index in tl.range(
         tl.program_id(0), num_experts * tiles_per_expert, tl.num_programs(0), flatten=FLATTEN
     ):
-        expert = index // tiles_per_expert
+        place = experts + index // tiles_per_expert
+        expert = tl.load(place)
         p, q = tile_at(index % tiles_per_expert, p_tiles, q_tiles, GROUP)
-        before = number < expert
-        counts = tl.load(offsets + number + 1, mask=before, other=0)
-        counts -= tl.load(offsets + number, mask=before, other=0)
-        begin = tl.sum((counts + BM - 1) // BM) * BM
-        rows = tl.load(offsets + expert + 1) - tl.load(offsets + expert)
+        rows = tl.load(place + 2 * num_experts) - tl.load(place + num_experts)
+        begin = tl.load(place + 3 * num_experts) * BM
         acc = tl.zeros([BP, BQ], tl.float32)
         for k in tl.range(begin, begin + tl.cdiv(rows, BM) * BM, BK, num_stages=STAGES):
             a = _slab(left, p * BP, k, p_columns, width, BP, BK, DESCRIBED)

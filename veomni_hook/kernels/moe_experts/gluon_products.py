@@ -54,7 +54,7 @@ def weight_gradient(
     tiles = routing.num_experts * cdiv(a, tile.rows) * cdiv(b, tile.columns)
     device.weight_gradient[grid(rows, tile, tiles)](
         rows, _described(wide, tile.depth, tile.columns), _described(out, 1, 64, 64),
-        routing.tokens, routing.offsets, routing.num_experts, a, b, rows.stride(0),
+        routing.tokens, routing.experts, routing.num_experts, a, b, rows.stride(0),
         tile.rows, tile.columns, tile.depth, tile.stages, tile.group, gathered[1], a % tile.rows == 0,
         _layout((tile.depth, tile.rows), rows.dtype), _layout((64, 64), rows.dtype),
         num_warps=tile.warps, maxnreg=_REGISTERS,

@@ -29,7 +29,7 @@ __all__ = ["weight_gradient"]
 
 @gluon.jit
 def _load(
-    rows, wide, tokens, offsets, num_experts, a_tiles, b_tiles, a_columns, stride_row,
+    rows, wide, tokens, experts, num_experts, a_tiles, b_tiles, a_columns, stride_row,
     row_slabs, wide_slabs, full, empty,
     BA: gl.constexpr, BB: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     EVEN: gl.constexpr,
@@ -41,10 +41,10 @@ def _load(
     per_expert = a_tiles * b_tiles
     slab = 0
     for index in range(gl.program_id(0), num_experts * per_expert, gl.num_programs(0)):
-        expert = index // per_expert
+        place = experts + index // per_expert
         a, b = tile_at(index % per_expert, a_tiles, b_tiles, GROUP)
-        begin = gl.load(offsets + expert)
-        end = gl.load(offsets + expert + 1)
+        begin = gl.load(place + num_experts)
+        end = gl.load(place + 2 * num_experts)
         pointers = rows + a * BA + column[None, :]
         token = gl.load(tokens + begin + lane, mask=begin + lane < end, other=0)
         ahead = gl.load(tokens + begin + BK + lane, mask=begin + BK + lane < end, other=0)
@@ -96,7 +96,7 @@ def _write(out, staged, part, expert, a, b, dtype: gl.constexpr, SWAPPED: gl.con
 
 @gluon.jit
 def _multiply(
-    out, offsets, num_experts, a_tiles, b_tiles, row_slabs, wide_slabs, full, empty, staged,
+    out, experts, num_experts, a_tiles, b_tiles, row_slabs, wide_slabs, full, empty, staged,
     CONSUMER: gl.constexpr, BA: gl.constexpr, BB: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, SWAPPED: gl.constexpr,
 ):  # fmt: skip
@@ -106,10 +106,11 @@ def _multiply(
     per_expert = a_tiles * b_tiles
     slab = 0
     for index in range(gl.program_id(0), num_experts * per_expert, gl.num_programs(0)):
-        expert = index // per_expert
+        place = experts + index // per_expert
+        expert = gl.load(place)
         a, b = tile_at(index % per_expert, a_tiles, b_tiles, GROUP)
-        begin = gl.load(offsets + expert)
-        end = gl.load(offsets + expert + 1)
+        begin = gl.load(place + num_experts)
+        end = gl.load(place + 2 * num_experts)
         whole = (end - begin) // BK
         acc = warpgroup_mma_init(gl.zeros([64, BB], gl.float32, layout))
         for k in range(0, whole):
@@ -156,7 +157,7 @@ def weight_gradient(
     wide,  # a descriptor of [R, B], D
     out,  # a descriptor of [E, A, B], or [E, B, A] if SWAPPED, D: written
     tokens,  # [R], int32: the token of a row
-    offsets,  # [E + 1], int32: the first row of each expert
+    experts,  # [4 E], int32: expert, first row, end and first tile of each, those with most rows first
     num_experts, a_columns, b_columns,  # E, A, B
     stride_row,
     BA: gl.constexpr, BB: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
@@ -176,10 +177,10 @@ def weight_gradient(
     b_tiles = gl.cdiv(b_columns, BB)
     # Tokens of two slabs in 56 registers, as loading warps had, cost up to a fifth.
     gl.warp_specialize([
-        (_multiply, (out, offsets, num_experts, a_tiles, b_tiles, row_slabs, wide_slabs, full, empty, staged,
+        (_multiply, (out, experts, num_experts, a_tiles, b_tiles, row_slabs, wide_slabs, full, empty, staged,
                      0, BA, BB, BK, STAGES, GROUP, SWAPPED)),
-        (_multiply, (out, offsets, num_experts, a_tiles, b_tiles, row_slabs, wide_slabs, full, empty, staged,
+        (_multiply, (out, experts, num_experts, a_tiles, b_tiles, row_slabs, wide_slabs, full, empty, staged,
                      1, BA, BB, BK, STAGES, GROUP, SWAPPED)),
-        (_load, (rows, wide, tokens, offsets, num_experts, a_tiles, b_tiles, a_columns, stride_row,
+        (_load, (rows, wide, tokens, experts, num_experts, a_tiles, b_tiles, a_columns, stride_row,
                  row_slabs, wide_slabs, full, empty, BA, BB, BK, STAGES, GROUP, EVEN)),
     ], [4, 4], [216, 72])  # fmt: skip

@@ -64,10 +64,10 @@ def _rows_below(keys, expert, num_pairs, steps):
 @triton.jit
 def _write_tiles(
     begin, end,  # [EXPERTS], int32: the first row of each expert, and the row after its last one
-    offsets, tiles, num_experts, max_tiles,
+    offsets, experts, tiles, num_experts, max_tiles,
     EXPERTS: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Fill the program's TILES tiles; the first program also fills the offsets."""
+    """Fill the program's TILES tiles and the places of TILES experts; the first program also the offsets."""
     expert = tl.arange(0, EXPERTS)
     tiles_end = tl.cumsum((end - begin + BM - 1) // BM, axis=0)
     if tl.program_id(0) == 0:
@@ -85,6 +85,17 @@ def _write_tiles(
     tl.store(tiles + tile, expert_of_tile, mask=tile_mask)
     tl.store(tiles + max_tiles + tile, first_row, mask=tile_mask)
     tl.store(tiles + 2 * max_tiles + tile, end_of_expert, mask=tile_mask)
+    # The same numbers are experts now. Place: how many have more rows, or as many and a smaller number.
+    same = tile[:, None] == expert[None, :]
+    rows = (end - begin)[None, :]
+    own = tl.sum(tl.where(same, rows, 0), axis=1)[:, None]
+    earlier = (rows > own) | ((rows == own) & (expert[None, :] < tile[:, None]))
+    place = experts + tl.sum(earlier.to(tl.int32), axis=1)
+    mask = tile < num_experts
+    tl.store(place, tile, mask=mask)
+    tl.store(place + num_experts, tl.sum(tl.where(same, begin[None, :], 0), axis=1), mask=mask)
+    tl.store(place + 2 * num_experts, tl.sum(tl.where(same, end[None, :], 0), axis=1), mask=mask)
+    tl.store(place + 3 * num_experts, tl.sum(tl.where(same, tiles_begin[None, :], 0), axis=1), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_tiles", "steps"])
@@ -95,14 +106,15 @@ def routing_tables(
     pairs,  # [R], int32: the pair of a row; written
     rows_of,  # [R], int32: the row of a pair; written
     offsets,  # [E + 1], int32: the first row of each expert, and the end of the last one; written
+    experts,  # [4 E], int32: expert, first row, end and first tile, those with most rows first; written
     tiles,  # [3 * max_tiles + 1], int32: expert, first row and end of each tile, then their number; written
     num_pairs, num_experts, max_tiles, top_k, steps,  # R, E, …, K, steps of a binary search in R keys
     EXPERTS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Fill BLOCK rows of tokens, pairs and rows_of, and TILES tiles of BM rows.
 
-    Grid: (max(ceil(R / BLOCK), ceil(max_tiles / TILES)),). Each program computes the offsets of all EXPERTS
-    (a power of two) itself, which saves a launch; the first one stores them.
+    Grid: (max(ceil(R / BLOCK), ceil(max(max_tiles, E) / TILES)),). Each program computes the offsets of all
+    EXPERTS (a power of two) itself, which saves a launch; the first one stores them.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = rows < num_pairs
@@ -114,13 +126,13 @@ def routing_tables(
     # Both searches at once: one after the other, they would wait for memory twice as often.
     bounds = tl.minimum(expert[:, None] + tl.arange(0, 2)[None, :], num_experts)
     begin, end = tl.split(_rows_below(keys, bounds, num_pairs, steps))
-    _write_tiles(begin, end, offsets, tiles, num_experts, max_tiles, EXPERTS, BM, TILES)
+    _write_tiles(begin, end, offsets, experts, tiles, num_experts, max_tiles, EXPERTS, BM, TILES)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_tiles"])
 def routing_of_few(
     ids,  # [T, K], integer: the expert of a pair, as the router chose
-    tokens, pairs, rows_of, offsets, tiles,  # as in `routing_tables`; written
+    tokens, pairs, rows_of, offsets, experts, tiles,  # as in `routing_tables`; written
     num_pairs, num_experts, max_tiles, top_k,  # R, E, …, K
     EXPERTS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -128,7 +140,7 @@ def routing_of_few(
 
     A pair's row is the number of pairs that a stable sort by `_keys` puts before it. Each program compares
     its pairs and all EXPERTS (a power of two) with all pairs, CHUNK at a time, so programs need nothing from
-    one another. Grid: (max(ceil(R / BLOCK), ceil(max_tiles / TILES)),).
+    one another. Grid: (max(ceil(R / BLOCK), ceil(max(max_tiles, E) / TILES)),).
     """
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = pair < num_pairs
@@ -152,7 +164,7 @@ def routing_of_few(
     tl.store(rows_of + pair, row, mask=mask)
     # Pairs without an expert have no tile.
     end = tl.where(expert < num_experts, end, begin)
-    _write_tiles(begin, end, offsets, tiles, num_experts, max_tiles, EXPERTS, BM, TILES)
+    _write_tiles(begin, end, offsets, experts, tiles, num_experts, max_tiles, EXPERTS, BM, TILES)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from veomni_hook.kernels.moe_experts.triton_tiles import (
     float8_weight_tile,
     grid,
 )
-from veomni_hook.kernels.shared.launch import cdiv, power
+from veomni_hook.kernels.shared.launch import cdiv
 
 __all__ = ["BLOCK", "operands_of", "weight_gradient"]
 
@@ -92,8 +92,8 @@ def weight_gradient(
         ]
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
     device.weight_gradient[grid(left, tile, tiles)](
-        *operands, scale, out, routing.offsets, routing.max_tiles, routing.num_experts, p, q,
-        routing.block, *blocks, tile.depth, tile.group, tile.stages, power(routing.num_experts),
+        *operands, scale, out, routing.experts, routing.max_tiles, routing.num_experts, p, q,
+        routing.block, *blocks, tile.depth, tile.group, tile.stages,
         not gathered[0], as_descriptors, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return out

@@ -372,7 +372,7 @@ def weight_gradient(
     weight_gradient_device.weight_gradient[grid(left, tile, tiles)](
         left, left if descriptors[0] is None else descriptors[0],
         right, right if descriptors[1] is None else descriptors[1], out,
-        routing.tokens, routing.offsets, routing.num_experts, p, q, left.stride(0), right.stride(0),
+        routing.tokens, routing.experts, routing.num_experts, p, q, left.stride(0), right.stride(0),
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, *gathered,
         descriptors[0] is not None, descriptors[1] is not None,
         p % tile.rows == 0 and q % tile.columns == 0, num_warps=tile.warps,

@@ -49,6 +49,7 @@ class Routing(NamedTuple):
         pairs: [num_pairs], the pair of a row.
         rows_of: [num_pairs], the row of a pair.
         offsets: [num_experts + 1], the first row of each expert.
+        experts: [4 * num_experts], those with most rows first: expert, first row, end and first tile of each.
         tiles: [3 * max_tiles + 1]: expert, first row and end of each tile, then how many there are.
     """
 
@@ -64,6 +65,7 @@ class Routing(NamedTuple):
     pairs: Tensor
     rows_of: Tensor
     offsets: Tensor
+    experts: Tensor
     tiles: Tensor
 
     @property
@@ -75,7 +77,7 @@ class Routing(NamedTuple):
 def numbers_of(pairs: Any, num_experts: Any) -> Any:
     """How many numbers `route` writes; ``pairs`` may be symbolic: no branch depends on a shape."""
     # Tiles of at least 16 rows, and every part rounded up to 16 bytes.
-    return 3 * pairs + 3 * (pairs // _LEAST_BLOCK + num_experts + 1) + num_experts + 24
+    return 3 * pairs + 3 * (pairs // _LEAST_BLOCK + num_experts + 1) + 5 * num_experts + 24
 
 
 def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int, num_rows: int) -> Routing:
@@ -84,7 +86,7 @@ def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int, num_r
     num_pairs = num_tokens * top_k
     max_tiles = -(-num_pairs // block) + min(num_experts, num_pairs) if num_experts else 0
     # One buffer: an allocation costs the host more than a view. Parts are aligned to 16 bytes.
-    sizes = (num_pairs, num_pairs, num_pairs, num_experts + 1, 3 * max_tiles + 1)
+    sizes = (num_pairs, num_pairs, num_pairs, num_experts + 1, 4 * num_experts, 3 * max_tiles + 1)
     aligned = [-(-size // 4) * 4 for size in sizes]
     parts = torch.split(numbers, [*aligned, numbers.shape[0] - sum(aligned)])[:-1]
     return Routing(
@@ -122,9 +124,9 @@ def _write(routing: Routing) -> None:
         return
     if num_pairs < _MANY:
         _launch_of_few(ids.device, ids.dtype, num_experts, routing.top_k, block)(
-            (max(cdiv(num_pairs, _FEW_BLOCK), cdiv(max_tiles, _FEW_TILES)), 1, 1),
-            routing.ids, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
-            num_pairs, num_experts, max_tiles, routing.top_k,
+            (max(cdiv(num_pairs, _FEW_BLOCK), cdiv(max(max_tiles, num_experts), _FEW_TILES)), 1, 1),
+            routing.ids, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.experts,
+            routing.tiles, num_pairs, num_experts, max_tiles, routing.top_k,
         )  # fmt: skip
         return
     # The sort's time grows with the bits of a key.
@@ -133,9 +135,9 @@ def _write(routing: Routing) -> None:
     write_keys((cdiv(num_pairs, _KEY_BLOCK), 1, 1), routing.ids, keys, num_pairs, num_experts)
     keys, order = torch.sort(keys, stable=True)
     write_tables(
-        (max(cdiv(num_pairs, _BLOCK), cdiv(max_tiles, _TILES)), 1, 1),
-        keys, order, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
-        num_pairs, num_experts, max_tiles, routing.top_k, num_pairs.bit_length(),
+        (max(cdiv(num_pairs, _BLOCK), cdiv(max(max_tiles, num_experts), _TILES)), 1, 1),
+        keys, order, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.experts,
+        routing.tiles, num_pairs, num_experts, max_tiles, routing.top_k, num_pairs.bit_length(),
     )  # fmt: skip
 
 
@@ -147,7 +149,7 @@ def _launches(
     constants = power(num_experts), block, _BLOCK, _TILES
     return (
         Launch(routing_device.routing_keys, 2, _KEY_BLOCK),
-        Launch(routing_device.routing_tables, 7, *constants, num_warps=4),
+        Launch(routing_device.routing_tables, 8, *constants, num_warps=4),
     )
 
 
@@ -159,7 +161,7 @@ def _launch_of_few(
     experts = power(num_experts)
     chunk = max(1, min(128, _COMPARED // experts))
     return Launch(
-        routing_device.routing_of_few, 6, experts, block, _FEW_BLOCK, chunk, _FEW_TILES, num_warps=8
+        routing_device.routing_of_few, 7, experts, block, _FEW_BLOCK, chunk, _FEW_TILES, num_warps=8
     )
 
 

@@ -118,6 +118,6 @@ def sum_places(rows: Tensor, places: Tensor) -> Tensor:
     end = torch.full((2,), rows.shape[0], dtype=torch.int32, device=rows.device)
     rows_of = places.reshape(-1)
     routing = Routing(
-        tokens, width, rows.shape[0], 1, 0, 0, places, rows_of, rows_of, rows_of, rows_of, end, end
+        tokens, width, rows.shape[0], 1, 0, 0, places, rows_of, rows_of, rows_of, rows_of, end, end, end
     )
     return combine(rows.contiguous(), routing)

@@ -55,7 +55,7 @@ def weight_gradient(
     right_described,  # a descriptor of ``right`` if RIGHT_DESCRIBED
     out,  # [E, P, Q], the weight's dtype: written
     tokens,  # [R], int32: the token of a row; read if one side is gathered
-    offsets,  # [E + 1], int32: the first row of each expert
+    experts,  # [4 E], int32: expert, first row, end and first tile of each, those with most rows first
     num_experts, p_columns, q_columns,  # E, P, Q
     stride_left_row, stride_right_row,
     BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
@@ -70,9 +70,10 @@ def weight_gradient(
     q_tiles = tl.cdiv(q_columns, BQ)
     tiles_per_expert = p_tiles * q_tiles
     for index in tl.range(tl.program_id(0), num_experts * tiles_per_expert, tl.num_programs(0)):
-        expert = index // tiles_per_expert
+        place = experts + index // tiles_per_expert
+        expert = tl.load(place)
         p, q = tile_at(index % tiles_per_expert, p_tiles, q_tiles, GROUP)
-        begin, end = tl.load(offsets + expert), tl.load(offsets + expert + 1)
+        begin, end = tl.load(place + num_experts), tl.load(place + 2 * num_experts)
         last = begin + (end - begin) // BK * BK
         acc = tl.zeros([BP, BQ], tl.float32)
         for k in tl.range(begin, last, BK, num_stages=STAGES):
