@@ -3,7 +3,8 @@
 ``x`` and ``y`` are ``[SIZE, batch, positions, heads, WIDTH]``, a block for each process, and from each: any
 strides, but numbers of a row are neighbours. A row is one head of one position; rows ``first`` to ``end`` of
 each block are moved. ``memories`` holds the addresses of the memory of all processes: in each, ``start``
-numbers from its beginning, the rows that process ``r`` wrote begin ``r * room`` numbers further on.
+numbers from its beginning, the rows that the ``n``-th process after its own wrote begin ``(n - 1) * room``
+numbers further on.
 """
 
 import triton
@@ -42,7 +43,8 @@ def write(
         own = _rows(row, to, positions, heads, y_rank, y_batch, y_position, y_head)
         tl.store(y + own[:, None] + column, values, mask=inside)
     else:
-        there = tl.load(memories + to).to(x.dtype) + start + rank.to(tl.int64) * room
+        place = (rank - to + SIZE - 1) % SIZE
+        there = tl.load(memories + to).to(x.dtype) + start + place.to(tl.int64) * room
         tl.store(there + (row - first).to(tl.int64)[:, None] * WIDTH + column, values, mask=inside)
 
 
@@ -57,7 +59,7 @@ def read(
     row = first + tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < end)[:, None] & (column < WIDTH)
-    here = tl.load(memories + rank).to(y.dtype) + start + writer.to(tl.int64) * room
+    here = tl.load(memories + rank).to(y.dtype) + start + tl.program_id(0).to(tl.int64) * room
     values = tl.load(here + (row - first).to(tl.int64)[:, None] * WIDTH + column, mask=inside)
     target = _rows(row, writer, positions, heads, y_rank, y_batch, y_position, y_head)
     tl.store(y + target[:, None] + column, values, mask=inside)

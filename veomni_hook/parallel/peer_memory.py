@@ -80,7 +80,7 @@ class Mailbox:
                 room = -(-(end - first) * x.shape[-1] * x.itemsize // _ALIGNED) * _ALIGNED
                 numbers = self._rank, first, end, *x.shape[2:4], start // x.itemsize, room // x.itemsize
                 letters.append((x, y, numbers))
-                start += self._size * room
+                start += (self._size - 1) * room
             for x, y, numbers in letters:
                 _write(x, y, self._memories, numbers, self._size, self._kernels.write)
             self._handle.barrier(0, self._timeout)
@@ -104,8 +104,9 @@ class Mailbox:
 
 def bytes_of(sources: Sequence[Tensor]) -> tuple[int, int]:
     """Return how much comes in an exchange, and how much more it may take: a row, and room to begin anew."""
-    whole = sum(x.numel() * x.itemsize for x in sources)
-    return whole, sum(x.shape[0] * (x.shape[-1] * x.itemsize + _ALIGNED) for x in sources)
+    blocks = [x[1:] for x in sources]  # what stays here needs no room
+    whole = sum(x.numel() * x.itemsize for x in blocks)
+    return whole, sum(x.shape[0] * (x.shape[-1] * x.itemsize + _ALIGNED) for x in blocks)
 
 
 @on_its_device
