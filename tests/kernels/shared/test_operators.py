@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from veomni_hook.kernels.shared import operators
 from veomni_hook.kernels.shared.operators import operator, schema_of
 
 CALLS: list[str] = []
@@ -90,3 +95,50 @@ def test_a_graph_holds_the_operator():
         torch.compile(doubled, backend=keep, fullgraph=True)(torch.ones(2)), torch.full((2,), 2.0)
     )
     assert "veomni_hook.test_doubled" in graphs[0]
+
+
+def test_caches_of_compiled_code_are_told_once_which_operators_these_are():
+    with FakeTensorMode():
+        for _ in range(2):
+            doubled(torch.empty(2))
+    assert torch.compiler.config.cache_key_tag.count("veomni_hook.kernels") == 1
+
+
+def test_a_digest_is_that_of_names_and_sources(tmp_path):
+    digests = []
+    for name, text in (("a.py", "1"), ("a.py", "2"), ("b/a.py", "2"), ("b/c.py", "2"), ("b/c.pyc", "3")):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        digests.append(operators._digest(tmp_path))
+    assert len(set(digests[:4])) == 4 and digests[4] == digests[3]
+
+
+#: Two versions of an operator, of which a program kept what it compiled.
+PROGRAM = """
+import sys
+import torch
+from veomni_hook.kernels.shared import operators
+
+size, operators._digest = int(sys.argv[1]), lambda _: sys.argv[2]
+
+@operators.operator(lambda x: x.new_empty(size), "sized(Tensor x) -> Tensor")
+def sized(x):
+    return x.new_ones(size)
+
+print(torch.compile(lambda x: sized(x * 2) * 2)(torch.ones(4)).shape)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_code_of_another_version_is_compiled_anew(tmp_path):
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-c", PROGRAM, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.stdout or done.stderr
+
+    assert "Size([4])" in run("4", "one")
+    assert "expected size" in run("6", "one")  # else this shows nothing
+    assert "Size([6])" in run("6", "another")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
+from hashlib import blake2b
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
 
 import torch
@@ -71,7 +74,13 @@ def operator(
         _LIBRARY.define(signature)
         launch = on_its_device(implementation)
         _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"veomni_hook::{name}", fake, lib=_LIBRARY)
+
+        @wraps(fake)
+        def traced(*operands: object, **named: object) -> object:
+            _tell_caches()
+            return fake(*operands, **named)
+
+        torch.library.register_fake(f"veomni_hook::{name}", traced, lib=_LIBRARY)
         dispatched = getattr(torch.ops.veomni_hook, name).default
 
         @wraps(implementation)
@@ -87,6 +96,30 @@ def operator(
         return call
 
     return define
+
+
+@cache
+def _tell_caches() -> None:
+    """Let torch's caches on disk keep code that was compiled with other versions of these operators apart.
+
+    Such code has the sizes and strides of results as they were, and fails where they are others now. The key
+    has the names of operators, and from torch 2.7 on what `torch.compiler.config.cache_key_tag` says.
+    """
+    config: Any = getattr(torch.compiler, "config", None)
+    if hasattr(config, "cache_key_tag"):
+        config.cache_key_tag += f" veomni_hook.kernels {_digest(files('veomni_hook.kernels'))}"
+
+
+def _digest(folder: Traversable) -> str:
+    """Return a digest of all source files in a folder, which may be in a zip file."""
+    hasher = blake2b(digest_size=20)
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.is_dir():
+            hasher.update(f"{item.name}/{_digest(item)}".encode())
+        elif item.name.endswith(".py"):
+            data = item.read_bytes()
+            hasher.update(f"{item.name} {len(data)} ".encode() + data)
+    return hasher.hexdigest()
 
 
 def schema_of(function: Callable[..., object]) -> str:
