@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import compiler as _compiler
+from torch.compiler import config as options
 from torch.compiler import is_dynamo_compiling
 
 from veomni_hook import accelerator
@@ -103,11 +104,9 @@ def _tell_caches() -> None:
     """Let torch's caches on disk keep code that was compiled with other versions of these operators apart.
 
     Such code has the sizes and strides of results as they were, and fails where they are others now. The key
-    has the names of operators, and from torch 2.7 on what `torch.compiler.config.cache_key_tag` says.
+    has the names of operators, and what `torch.compiler.config.cache_key_tag` says.
     """
-    config: Any = getattr(torch.compiler, "config", None)
-    if hasattr(config, "cache_key_tag"):
-        config.cache_key_tag += f" veomni_hook.kernels {_digest(files('veomni_hook.kernels'))}"
+    options.cache_key_tag += f" veomni_hook.kernels {_digest(files('veomni_hook.kernels'))}"
 
 
 def _digest(folder: Traversable) -> str:
