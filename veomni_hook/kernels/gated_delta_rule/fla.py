@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
-from typing import Any
 
 import torch
 
@@ -27,77 +27,54 @@ _WRONG, _HOPPER = ((3, 4, 0), (3, 7, 1)), 9
 _MOST = 256
 
 
-def scalar_decay(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return what `reference.scalar_decay` says; raise KernelError if its backward would be wrong."""
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+def _by(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the rule by a function of the package, as `reference` says."""
 
-    options = initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    return _called(chunk_gated_delta_rule, (query, key, value, g, beta), *options)
-
-
-def channel_decay(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return what `reference.channel_decay` says; raise KernelError if its backward would be wrong."""
-    from fla.ops.kda import chunk_kda
-
-    options = initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    return _called(chunk_kda, (query, key, value, g, beta), *options)
-
-
-def _called(
-    function: Callable[..., Any],
-    operands: tuple[Tensor, ...],
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    normalise: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    tensors = operands if initial_state is None else (*operands, initial_state)
-    if wants_grad(*tensors) and (reason := _wrong(operands[0].device)) is not None:
-        raise KernelError(
-            f"flash-linear-attention's backward is wrong with {reason}",
-            where="gated_delta_rule=fla",
-            fix="install Triton 3.7.1 or later, or choose gated_delta_rule=triton",
+    def rule(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Raise KernelError if the package's backward would be wrong."""
+        operands: tuple[Tensor, ...] = (query, key, value, g, beta)
+        tensors = operands if initial_state is None else (*operands, initial_state)
+        if wants_grad(*tensors) and (reason := _wrong(value.device)) is not None:
+            raise KernelError(
+                f"flash-linear-attention's backward is wrong with {reason}",
+                where="gated_delta_rule=fla",
+                fix="install Triton 3.7.1 or later, or choose gated_delta_rule=triton",
+            )
+        if (repeated := value.shape[2] // query.shape[2]) > 1:  # not every release shares heads of keys
+            query, key = (x.repeat_interleave(repeated, dim=2) for x in (query, key))
+            operands = query, key, value, g, beta
+        if cu_seqlens is not None:
+            operands = tuple(x.flatten(0, 1).unsqueeze(0) for x in operands)
+        q, k, v, decay, write = (x.contiguous() for x in operands)
+        output, final = getattr(import_module(module), name)(
+            q,
+            k,
+            v,
+            g=decay,
+            beta=write,
+            initial_state=None if initial_state is None else initial_state.float().contiguous(),
+            output_final_state=bool(output_final_state),
+            use_qk_l2norm_in_kernel=bool(use_qk_l2norm_in_kernel),
+            cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
         )
-    value = operands[2]
-    if (repeated := value.shape[2] // operands[0].shape[2]) > 1:  # not every release shares heads of keys
-        query, key = (x.repeat_interleave(repeated, dim=2) for x in operands[:2])
-        operands = query, key, *operands[2:]
-    if cu_seqlens is not None:
-        operands = tuple(x.flatten(0, 1).unsqueeze(0) for x in operands)
-    query, key, value_, g, beta = (x.contiguous() for x in operands)
-    output, final = function(
-        query,
-        key,
-        value_,
-        g=g,
-        beta=beta,
-        initial_state=None if initial_state is None else initial_state.float().contiguous(),
-        output_final_state=bool(output_final_state),
-        use_qk_l2norm_in_kernel=bool(normalise),
-        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
-    )
-    output = differentiated_once("gated_delta_rule=fla", output.reshape(value.shape))
-    return output, differentiated_once("gated_delta_rule=fla", final) if output_final_state else None
+        output = differentiated_once("gated_delta_rule=fla", output.reshape(value.shape))
+        return output, differentiated_once("gated_delta_rule=fla", final) if output_final_state else None
+
+    return rule
+
+
+scalar_decay = _by("fla.ops.gated_delta_rule", "chunk_gated_delta_rule")
+channel_decay = _by("fla.ops.kda", "chunk_kda")
 
 
 def _wrong(device: torch.device) -> str | None:

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["kept_rows", "loss_of", "middle_of", "refuses"]
+__all__ = ["kernels_of", "loss_of", "refuses"]
 
 
-def middle_of(logits: torch.Tensor, mask: torch.Tensor | None = None) -> torch.dtype:
+def kernels_of(loss: Callable[..., torch.Tensor]) -> list[Callable[..., torch.Tensor]]:
+    """Return the variants ``softmax_topk`` and ``softmax_topk_in_dtype``, which take what `reference` says.
+
+    ``loss`` takes the rows' weights or None, the number of experts of a token, the dtype of probabilities,
+    that of means or None, and the logits of each layer. It returns a float32 scalar.
+    """
+
+    def kernel(low: bool) -> Callable[..., torch.Tensor]:
+        def softmax_topk(
+            gate_logits: tuple[torch.Tensor, ...],
+            num_experts: int,
+            top_k: int = 2,
+            attention_mask: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            first, mask = gate_logits[0], attention_mask
+            kept = None if mask is None else mask.reshape(-1).to(first.device, torch.float32).contiguous()
+            means = _probabilities(first, mask) if low else None
+            return loss(kept, top_k, _probabilities(first), means, *gate_logits)
+
+        return softmax_topk
+
+    return [kernel(low) for low in (False, True)]
+
+
+def _probabilities(logits: torch.Tensor, mask: torch.Tensor | None = None) -> torch.dtype:
     """Return the dtype of probabilities weighted by ``mask``: autocast computes a softmax in float32."""
     kind = logits.device.type
     dtype = logits.dtype
     if torch.is_autocast_enabled(kind) and dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     return dtype if mask is None else torch.promote_types(dtype, mask.dtype)
-
-
-def kept_rows(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return the weight of each row of a layer, ``[tokens]`` float32."""
-    return mask.reshape(-1).to(like.device, torch.float32).contiguous()
 
 
 def loss_of(

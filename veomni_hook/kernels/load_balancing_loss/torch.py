@@ -8,36 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from veomni_hook.kernels.load_balancing_loss.row_weights import (
-    kept_rows,
-    loss_of,
-    middle_of,
-)
+from veomni_hook.kernels.load_balancing_loss.row_weights import kernels_of, loss_of
 
 __all__ = ["loss", "softmax_topk", "softmax_topk_in_dtype"]
-
-Logits = tuple[torch.Tensor, ...]
-
-
-def softmax_topk(
-    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the loss, a float32 scalar; see `reference.softmax_topk` for the operands."""
-    return _loss(gate_logits, top_k, attention_mask, None)
-
-
-def softmax_topk_in_dtype(
-    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the loss, with the mean probabilities in the dtype of the logits."""
-    return _loss(gate_logits, top_k, attention_mask, middle_of(gate_logits[0], attention_mask))
-
-
-def _loss(
-    gate_logits: Logits, top_k: int, mask: torch.Tensor | None, low: torch.dtype | None
-) -> torch.Tensor:
-    kept = None if mask is None else kept_rows(mask, gate_logits[0])
-    return loss(kept, top_k, middle_of(gate_logits[0]), low, *gate_logits)
 
 
 def loss(
@@ -68,3 +41,6 @@ def _counts(experts: torch.Tensor, weights: torch.Tensor, number: int) -> torch.
         return counts.scatter_add_(0, experts.reshape(-1), weights.repeat_interleave(experts.shape[1]))
     # On other devices that sums in any order; a product does not.
     return weights @ weights.new_zeros(len(experts), number).scatter_(-1, experts, 1.0)
+
+
+softmax_topk, softmax_topk_in_dtype = kernels_of(loss)

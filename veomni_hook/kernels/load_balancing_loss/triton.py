@@ -20,11 +20,7 @@ import torch
 import triton.language as tl
 
 from veomni_hook.kernels.load_balancing_loss import device
-from veomni_hook.kernels.load_balancing_loss.row_weights import (
-    kept_rows,
-    loss_of,
-    middle_of,
-)
+from veomni_hook.kernels.load_balancing_loss.row_weights import kernels_of, loss_of
 from veomni_hook.kernels.load_balancing_loss.torch import loss as in_torch
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import power
@@ -38,7 +34,6 @@ _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # Elements that a program holds at once, and programs per multiprocessor.
 _TILE, _PROGRAMS_A_PROCESSOR = 4096, 4
-Logits = tuple[torch.Tensor, ...]
 
 
 @cache
@@ -128,25 +123,7 @@ class _Loss(torch.autograd.Function):
         )
 
 
-def softmax_topk(
-    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the loss, a float32 scalar; see `reference.softmax_topk` for the operands."""
-    return _loss(gate_logits, top_k, attention_mask, None)
-
-
-def softmax_topk_in_dtype(
-    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the loss, with the mean probabilities in the dtype of the logits."""
-    return _loss(gate_logits, top_k, attention_mask, middle_of(gate_logits[0], attention_mask))
-
-
-def _loss(
-    gate_logits: Logits, top_k: int, mask: torch.Tensor | None, low: torch.dtype | None
-) -> torch.Tensor:
-    kept = None if mask is None else kept_rows(mask, gate_logits[0])
-    return _Loss.apply(kept, top_k, middle_of(gate_logits[0]), low, *gate_logits)  # type: ignore[no-any-return, no-untyped-call]
+softmax_topk, softmax_topk_in_dtype = kernels_of(_Loss.apply)
 
 
 def refuses(

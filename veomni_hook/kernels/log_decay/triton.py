@@ -9,7 +9,7 @@ sigmoid(b). Mutates: nothing. Deterministic: programs have fixed rows, and there
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -301,38 +301,22 @@ def channels(
     dtype: torch.dtype | None,
     bounded: bool,
     lower: float | None,
-) -> Tensor:
-    """Return the decay of each channel in ``dtype`` (None: float32), shaped as ``x``."""
-    return _of_channels(x, log_rate, bias, dtype, lower if bounded else None, rounded=False)
-
-
-def channels_rounded_rate(
-    x: Tensor,
-    log_rate: Tensor,
-    bias: Tensor,
-    dtype: torch.dtype | None,
-    bounded: bool,
-    lower: float | None,
-) -> Tensor:
-    """Return `channels`, with ``exp(log_rate)`` rounded to the dtype of ``log_rate``."""
-    return _of_channels(x, log_rate, bias, dtype, lower if bounded else None, rounded=True)
-
-
-def _of_channels(
-    x: Tensor,
-    log_rate: Tensor,
-    bias: Tensor,
-    dtype: torch.dtype | None,
-    lower: float | None,
     *,
-    rounded: bool,
+    rounded: bool = False,
 ) -> Tensor:
-    dtype = dtype or torch.float32
+    """Return the decay of each channel in ``dtype`` (None: float32), shaped as ``x``.
+
+    ``rounded``: ``exp(log_rate)`` is rounded to the dtype of ``log_rate``.
+    """
+    dtype, least = dtype or torch.float32, lower if bounded else None
     if not fits_channels(x, log_rate, bias) or x.dtype not in _DTYPES:
-        return _channel_definition(x, log_rate, bias, dtype, lower, rounded)
+        return _channel_definition(x, log_rate, bias, dtype, least, rounded)
     # Autocast lets torch's exponential return float32.
     rounded = rounded and not (x.is_cuda and torch.is_autocast_enabled("cuda"))
-    return _channel_decay(x, log_rate, bias, dtype, None if lower is None else float(lower), rounded)
+    return _channel_decay(x, log_rate, bias, dtype, None if least is None else float(least), rounded)
+
+
+channels_rounded_rate = partial(channels, rounded=True)
 
 
 def refuses(owner: object, x: Tensor, log_rate: Tensor, bias: Tensor, *b: Tensor) -> str | None:
