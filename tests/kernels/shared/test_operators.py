@@ -104,9 +104,10 @@ def test_caches_of_compiled_code_are_told_once_which_operators_these_are():
     assert torch.compiler.config.cache_key_tag.count("veomni_hook.kernels") == 1
 
 
-def test_a_digest_is_that_of_names_and_sources(tmp_path):
+def test_a_digest_is_that_of_names_and_code(tmp_path):
     digests = []
-    for name, text in (("a.py", "1"), ("a.py", "2"), ("b/a.py", "2"), ("b/c.py", "2"), ("b/c.pyc", "3")):
+    names = ("a.py", "1"), ("a.py", "2"), ("b/a.py", "2"), ("c.pyc", "2"), ("__pycache__/a.pyc", "3")
+    for name, text in names:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

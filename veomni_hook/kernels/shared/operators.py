@@ -110,12 +110,14 @@ def _tell_caches() -> None:
 
 
 def _digest(folder: Traversable) -> str:
-    """Return a digest of all source files in a folder, which may be in a zip file."""
+    """Return a digest of all code in a folder, which may be in a zip file, or compiled alone."""
     hasher = blake2b(digest_size=20)
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.name == "__pycache__":
+            continue
         if item.is_dir():
             hasher.update(f"{item.name}/{_digest(item)}".encode())
-        elif item.name.endswith(".py"):
+        elif item.name.endswith((".py", ".pyc")):
             data = item.read_bytes()
             hasher.update(f"{item.name} {len(data)} ".encode() + data)
     return hasher.hexdigest()
