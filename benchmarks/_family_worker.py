@@ -46,12 +46,12 @@ class Worker:
 
         if self.model is None:
             self._make(Family(*family), liger=side == "liger")
-        compiled = side in MODES
+        self.runs[side], compiled = self.model, side in MODES
         if "layers" in side:
             for layer in self.model.model.layers:
                 layer.compile(mode=MODES[side])
-        whole = compiled and "layers" not in side
-        self.runs[side] = torch.compile(self.model, mode=MODES[side]) if whole else self.model
+        elif compiled:
+            self.runs[side] = torch.compile(self.model, mode=MODES[side])
         before = _counted()
         self._synchronize()
         began = time.perf_counter()

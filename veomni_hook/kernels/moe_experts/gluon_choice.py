@@ -6,8 +6,8 @@ counts only if the kernels were compiled with it; nothing is tried at run time.
 On an H200, prototypes of these kernels took at most as long as Triton's at four shapes, and up to 32 % less
 (16,384 x 2,048 x 768, 128 experts, top 8: dU 1.72 to 1.44 ms, dD 0.80 to 0.77, gradients of gate and up 1.12
 to 0.97); dD took 1 % longer where one expert has an eighth of all rows, and dU 12 % less. Gluon's forward
-products and rows of dx gained nothing. Since loading warps know tokens two slabs ahead, dU and dD gain 5 to
-20 % at 128 experts of 2,048 x 768 with 512 to 2,048 rows each, and 0 to 10 % at 64 of 7,168 x 2,048, 32 of
+products and rows of dx gained nothing. Since loading warps know tokens two slabs ahead, dU and dD gain 4 to
+25 % at 128 experts of 2,048 x 768 with 512 to 2,048 rows each, and -3 to 10 % at 64 of 7,168 x 2,048, 32 of
 2,880 x 2,880 and 512 of 2,048 x 512.
 """
 

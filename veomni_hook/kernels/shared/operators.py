@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import compiler as _compiler
-from torch.compiler import config as options
+from torch.compiler import config as compiler_options
 from torch.compiler import is_dynamo_compiling
 
 from veomni_hook import accelerator
@@ -106,7 +106,7 @@ def _tell_caches() -> None:
     Such code has the sizes and strides of results as they were, and fails where they are others now. The key
     has the names of operators, and what `torch.compiler.config.cache_key_tag` says.
     """
-    options.cache_key_tag += f" veomni_hook.kernels {_digest(files('veomni_hook.kernels'))}"
+    compiler_options.cache_key_tag += f" veomni_hook.kernels {_digest(files('veomni_hook.kernels'))}"
 
 
 def _digest(folder: Traversable) -> str:
