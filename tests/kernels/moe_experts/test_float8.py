@@ -12,16 +12,21 @@ from tests.kernels.moe_experts.formulas import CASES, EXPERTS
 from veomni_hook.kernels.float8.reference import FLOAT8, quantised
 from veomni_hook.kernels.moe_experts import float8
 from veomni_hook.kernels.moe_experts import torch as by_torch
+from veomni_hook.kernels.moe_experts.backend import Needed
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.moe_experts import triton, triton_float8
+from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
+from veomni_hook.kernels.moe_experts import triton, triton_float8, triton_products
+from veomni_hook.kernels.moe_experts.triton_float8 import Cast, gate_gradients
+from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import route
 from veomni_hook.kernels.moe_experts.triton_tiles import Tile
 
 SIZES = {12: 32, 10: 48, 20: 96}  # HIDDEN, INNER and both of a gate: multiples of 16
 TOKENS, TOP_K = 29, 3
+RELU = ACTIVATIONS["relu"]
 
 
 def rounded(x):
@@ -69,13 +74,13 @@ def formula(case, x, index, weights, *operands):
     return result
 
 
-def operands(name, dtype=torch.float32, device="cpu"):
+def operands(name, dtype=torch.float32, device="cpu", sizes=SIZES):
     torch.manual_seed(0)
-    case = CASES[name].resized({**SIZES, 5: EXPERTS})
+    case = CASES[name].resized({**sizes, 5: EXPERTS})
     index = torch.rand(TOKENS, EXPERTS + 1).topk(TOP_K).indices  # the last one is nobody's
     weights = torch.rand(TOKENS, TOP_K)
     stacked = [torch.randn(EXPERTS, *shape) / shape[-1] ** 0.5 for shape in case.shapes.values()]
-    floats = [torch.randn(TOKENS, 32) * torch.logspace(-1, 1, TOKENS)[:, None], weights, *stacked]
+    floats = [torch.randn(TOKENS, sizes[12]) * torch.logspace(-1, 1, TOKENS)[:, None], weights, *stacked]
     x, *floats = (tensor.to(device, dtype).requires_grad_() for tensor in floats)
     return case, [x, index.to(device), *floats]
 
@@ -114,26 +119,40 @@ def columns_by_definition(x):
     return q.view(transposed.shape), scale.view(*transposed.shape[:-1], 1)
 
 
-def turned_by_definition(x, factors, routing, *, gather):
-    """What `_turned` returns."""
+def columns_of(x, routing, factors=None, rows=None):
+    """Rows as columns of float8, and what experts' columns times their tokens' ``factors`` are divided by.
+
+    ``rows`` says which rows of x they are, by default those in order.
+    """
     columns, block = x.shape[1], routing.block
     q = torch.zeros(columns, routing.max_tiles * block, device=x.device)
     scale = torch.zeros(routing.num_experts, columns, device=x.device)
     *of_tiles, (number, *_) = (part.tolist() for part in routing.tiles.split(routing.max_tiles))
     for expert in range(routing.num_experts):
         tiles = [m for m in range(number) if of_tiles[0][m] == expert]
-        rows = [torch.arange(of_tiles[1][m], min(of_tiles[2][m], of_tiles[1][m] + block)) for m in tiles]
-        if not rows:
+        places = [torch.arange(of_tiles[1][m], min(of_tiles[2][m], of_tiles[1][m] + block)) for m in tiles]
+        if not places:
             continue
-        token = routing.tokens[torch.cat(rows).to(x.device)].long()
-        if gather:
-            values = x[token].float()
-        else:
-            cast, of_expert = quantised((x[torch.cat(rows)].float() * factors[token].view(-1, 1)).t())
+        place = torch.cat(places).to(x.device)
+        values = x[place if rows is None else rows[place].long()].float()
+        if factors is not None:
+            cast, of_expert = quantised((values * factors[routing.tokens[place].long()].view(-1, 1)).t())
             values, scale[expert] = cast.float().t(), of_expert[:, 0]
         for m, part in zip(tiles, values.split(block), strict=True):
             q[:, m * block : m * block + len(part)] = part.t()
-    return q.to(FLOAT8), factors if gather else scale
+    return Cast(q.to(FLOAT8), scale)
+
+
+def gates_by_definition(grad, x, *operands, spend, keep, **options):
+    """What `gate_gradients` returns, from gradients that are not cast."""
+    routing, needed = operands[2], operands[6]
+    *_, sums, dz, weighted = gate_gradients(grad, x, *operands, spend=spend, keep=True, **options)
+    return (
+        Cast(*quantised(dz)) if needed.hidden_states else None,
+        columns_of(dz, routing, x.scale) if needed.up else None,
+        columns_of(weighted, routing, grad.scale) if needed.down else None,
+        sums, *((dz, weighted) if keep else (None, None)),
+    )  # fmt: skip
 
 
 #: By dtype of products, how far apart results may be: rounded first, a number can become another of float8.
@@ -150,7 +169,7 @@ def casts(monkeypatch):
     if DEVICE == "cpu":
         monkeypatch.setattr(triton_float8, "quantised", quantised)
         monkeypatch.setattr(triton_float8, "quantised_columns", columns_by_definition)
-        monkeypatch.setattr(triton_float8, "_turned", turned_by_definition)
+        monkeypatch.setattr(triton_float8, "gate_gradients", gates_by_definition)
         monkeypatch.setattr(triton_float8, "BLOCK", 16)
         monkeypatch.setattr(triton_float8, "float8_weight_tile", lambda _: Tile(32, 32, 16, 4, 2))
 
@@ -168,6 +187,20 @@ def test_triton(name, dtype):
 
     limited = dtype is not torch.float32 and "alpha" in name
     assert_near(found, slopes(wide, leaves), LIMITED if limited else MOST[dtype])
+
+
+@pytest.mark.usefixtures("casts")
+def test_rows_wider_than_gate_and_up_and_a_second_backward():
+    """The gradient of x is computed for some columns at a time, in the memory of gate and up, which is spent."""
+    (dtype, most), *_ = MOST.items()
+    case, leaves = operands("gated", dtype, DEVICE, sizes={12: 128, 10: 16, 20: 32})
+    result = triton.in_float8("gated")(*leaves, *case.rest)
+    floats = [leaf for leaf in leaves if leaf.requires_grad]
+    grad = torch.randn_like(result)
+    first, again = (torch.autograd.grad(result, floats, grad, retain_graph=True) for _ in range(2))
+    expected = torch.autograd.grad(formula(case, *leaves), floats, grad)
+    assert_near(first, expected, most)
+    assert_near(again, expected, most)
 
 
 @pytest.mark.usefixtures("casts")
@@ -211,19 +244,71 @@ def test_experts_with_few_rows_multiply_in_16_bits_on_a_gpu(monkeypatch):
     assert ran == ["kernel", "in_float8", "kernel"]
 
 
-def test_rows_as_columns():
+@pytest.fixture
+def routing():
+    """An expert has no rows, others up to five tiles."""
     torch.manual_seed(0)
-    index = torch.rand(TOKENS, EXPERTS + 1).topk(TOP_K).indices.to(DEVICE)
-    routing = route(index, EXPERTS, 16)
-    values = torch.randn(TOKENS, 80).to(FLOAT8).to(DEVICE)
-    factors = 2.0 ** torch.randint(-3, 4, (TOKENS, 1), device=DEVICE)
-    found, _ = triton_float8._turned(values, factors, routing, gather=True)
-    expected, _ = turned_by_definition(values, factors, routing, gather=True)
+    index = torch.rand(140, EXPERTS + 1).topk(TOP_K).indices.to(DEVICE)
+    return route(torch.where(index == 2, EXPERTS, index), EXPERTS, 16)
+
+
+def assert_same(found, expected, routing):
+    """Scales, and the bytes of tiles that exist."""
     used = int(routing.tiles[3 * routing.max_tiles]) * routing.block
-    assert used and torch.equal(found.float()[:, :used], expected.float()[:, :used])
-    # Numbers of the format, whose cast rounds nothing: also the interpreter's.
-    wide = torch.randint(1, 9, (routing.num_rows, 80), device=DEVICE).bfloat16()
-    found, scale = triton_float8._turned(wide, factors, routing, gather=False)
-    expected, of_expected = turned_by_definition(wide, factors, routing, gather=False)
-    assert torch.equal(scale, of_expected)
-    assert torch.equal(found.float()[:, :used], expected.float()[:, :used])
+    assert used and torch.equal(found.values.float()[:, :used], expected.values.float()[:, :used])
+    assert torch.equal(found.scale, expected.scale)
+
+
+def test_rows_of_tokens_as_columns(routing):
+    values = torch.randn(routing.num_tokens, 80).to(FLOAT8).to(DEVICE)
+    expected = columns_of(values, routing, rows=routing.tokens)
+    assert_same(Cast(triton_float8._turned(values, routing), expected.scale), expected, routing)
+
+
+GATED = Expert(0, RELU)
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        (GATED, (True, True, True)),
+        (Expert(0, RELU, interleaved=True), (True, True, True)),
+        (Expert(4, RELU, alone=True), (True, True, True)),
+        (GATED, (True, False, False)),
+        (GATED, (False, True, False)),
+        (GATED, (False, False, True)),
+    ],
+)
+def test_casts_of_gates(routing, monkeypatch, form, wanted):
+    """Of numbers of the format, whose cast rounds nothing: also the interpreter's."""
+
+    def numbers(*shape):
+        return torch.randint(1, 4, shape, device=DEVICE).to(torch.bfloat16)
+
+    rows, columns = routing.num_rows, 40
+    dh, parts = numbers(rows, columns), 1 if form.alone else 2
+    products = numbers(rows, parts * columns) * torch.randint(-1, 2, (rows, 1), device=DEVICE)
+    grad, x = (
+        Cast(dh, 2.0 ** torch.randint(-3, 4, (routing.num_tokens, 1), device=DEVICE)) for _ in range(2)
+    )
+    weights = torch.ones(routing.num_tokens, TOP_K, device=DEVICE)
+    monkeypatch.setattr(triton_products, "h_gradient", lambda *_, **__: dh.clone())
+    monkeypatch.setattr(triton_float8, "operands_of", lambda *_, **__: (None,) * 4)
+    to_x, to_up, to_down = wanted
+    needed = Needed(to_x, True, to_up, False, to_down, False)
+    operands = grad, x, None, products, routing, weights, form, None, needed
+    as_rows, *as_columns, sums, dz, weighted = gate_gradients(*operands, spend=False, keep=False)
+    expected = gates_by_definition(*operands, spend=False, keep=True)
+    assert [cast is not None for cast in (as_rows, *as_columns)] == [*wanted]
+    assert dz is None and weighted is None
+    with_expert = int(routing.offsets[EXPERTS])
+    parts = (products[:, 0::2], products[:, 1::2]) if form.interleaved else products.chunk(parts, 1)
+    h = parts[0].relu() * (1 if form.alone else parts[1])
+    assert torch.equal(sums.sum(0)[:with_expert], (dh * h).float().sum(1)[:with_expert])
+    assert torch.equal(expected[5][:with_expert], h[:with_expert])
+    if to_x:
+        for one, other in zip(as_rows, expected[0], strict=True):
+            assert torch.equal(one.float()[:with_expert], other.float()[:with_expert])
+    for one, other in zip(as_columns, expected[1:3], strict=True):
+        if one is not None:
+            assert_same(one, other, routing)

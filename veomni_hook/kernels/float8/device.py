@@ -93,7 +93,7 @@ def largest_of_columns(
             factor = tl.load(factors + row, mask=row < rows, other=0.0)
             values = tl.where(inside, values.to(tl.float32) * factor[:, None], 0.0)
         found = tl.maximum(found, magnitude(values))
-    tl.atomic_max(largest + column, tl.max(found, axis=0), mask=column < columns)
+    tl.atomic_max(largest + column, tl.max(found, axis=0), mask=column < columns, sem="relaxed")
 
 
 @triton.jit

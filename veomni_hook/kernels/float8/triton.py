@@ -18,9 +18,10 @@ __all__ = ["quantised", "quantised_columns", "turned"]
 
 Tensor = torch.Tensor
 
-# Elements of a row that a program holds; a block of columns, and how many a program reads for the maximum.
+# Elements of a row that a program holds; blocks of columns: for the maximum, of which a program reads many,
+# for the cast, and for the transpose.
 _WIDEST = 16384
-_ROWS, _COLUMNS, _BLOCKS = 64, 128, 8
+_LOOKS, _BLOCKS, _CASTS, _TURNED = (64, 64), 16, (64, 128), 128
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -56,8 +57,8 @@ def _of_columns(
     on: torch.device, dtype: torch.dtype, kind: tuple[bool, bool], fixed: tuple[int, ...], *, multiplied: bool
 ) -> tuple[Launch, Launch]:
     return (
-        Launch(device.largest_of_columns, 3, _ROWS, _COLUMNS, _BLOCKS, multiplied, num_warps=8),
-        Launch(device.cast_columns, 5, _ROWS, _COLUMNS, multiplied, num_warps=8),
+        Launch(device.largest_of_columns, 3, *_LOOKS, _BLOCKS, multiplied, num_warps=8),
+        Launch(device.cast_columns, 5, *_CASTS, multiplied, num_warps=8),
     )
 
 
@@ -76,15 +77,17 @@ def quantised_columns(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor,
         largest = torch.zeros(number, columns, dtype=torch.int32, device=x.device)
         sizes = columns, apart, x.stride(-2)
         look, cast = _of_columns(x.device, x.dtype, _kind(rows), sizes, multiplied=factors is not None)
-        of_rows, across = scale if factors is None else factors, cdiv(columns, _COLUMNS)
-        look((cdiv(rows, _ROWS * _BLOCKS), across, number), x, of_rows, largest, rows, *sizes)
-        cast((cdiv(rows, _ROWS), across, number), x, of_rows, largest, q, scale, rows, *sizes)
+        of_rows = scale if factors is None else factors
+        looks = cdiv(rows, _LOOKS[0] * _BLOCKS), cdiv(columns, _LOOKS[1]), number
+        look(looks, x, of_rows, largest, rows, *sizes)
+        casts = cdiv(rows, _CASTS[0]), cdiv(columns, _CASTS[1]), number
+        cast(casts, x, of_rows, largest, q, scale, rows, *sizes)
     return q, scale
 
 
 @lru_cache(maxsize=LAUNCHES)
 def _turn(on: torch.device, kind: tuple[bool, bool], columns: int) -> Launch:
-    return Launch(device.turn, 2, _COLUMNS, _COLUMNS, num_warps=8)
+    return Launch(device.turn, 2, _TURNED, _TURNED, num_warps=8)
 
 
 def turned(q: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ def turned(q: Tensor) -> Tensor:
     rows, columns = q.shape
     y = torch.empty(columns, rows, dtype=q.dtype, device=q.device)
     if q.numel():
-        grid = cdiv(rows, _COLUMNS), cdiv(columns, _COLUMNS), 1
+        grid = cdiv(rows, _TURNED), cdiv(columns, _TURNED), 1
         bytes_of_q, bytes_of_y = q.view(torch.uint8), y.view(torch.uint8)
         _turn(q.device, _kind(rows), columns)(grid, bytes_of_q, bytes_of_y, rows, columns)
     return y

@@ -39,7 +39,7 @@ import triton.language as tl
 from veomni_hook.kernels.gated_mlp.device import gated, gated_backward
 from veomni_hook.kernels.moe_experts.adapter_device import add_low_rank
 
-__all__ = ["gate_up", "gate_up_backward", "rows_product", "tile_at"]
+__all__ = ["gate_up", "gate_up_backward", "read_tile", "rows_product", "tile_at"]
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def tile_at(index, m_tiles, n_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _read_tile(tiles, max_tiles, m):
+def read_tile(tiles, max_tiles, m):
     """The expert of a tile of rows, the tile's first row, and the end of the expert's rows."""
     return tl.load(tiles + m), tl.load(tiles + max_tiles + m), tl.load(tiles + 2 * max_tiles + m)
 
@@ -182,7 +182,7 @@ def gate_up(
     n_tiles = tl.cdiv(columns, BN)
     for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
         m, n = tile_at(index, m_tiles, n_tiles, GROUP)
-        expert, first_row, end = _read_tile(tiles, max_tiles, m)
+        expert, first_row, end = read_tile(tiles, max_tiles, m)
         rows = first_row + tl.arange(0, BM)
         x_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
         acc = _product(
@@ -229,34 +229,36 @@ def gate_up(
 
 @triton.jit(do_not_specialize=["max_tiles"])
 def rows_product(
-    x,  # [R, inner], contiguous, D: h, or the gradients of g and u; a pointer or a descriptor
+    x,  # [R, inner], or [T, inner] unless ORDERED, contiguous, D: a pointer or a descriptor
     w,  # [E, columns, inner] or TRANSPOSED, D: a pointer or a descriptor
     bias,  # [E, columns], float: read if BIASED
     y,  # [R, columns], D: written
+    tokens,  # [R], int32: the token of a row; read unless ORDERED
     pairs,  # [R], int32: the pair of a row; read if WEIGHTED
     weights,  # [T, K], float: routing weights of pairs; read if WEIGHTED
     tiles,  # [3 * max_tiles + 1], int32
     max_tiles, inner, columns,  # inner and columns are I and H, in backward W and H
     stride_w_expert, stride_w_column, stride_w_inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
-    BIASED: tl.constexpr, WEIGHTED: tl.constexpr, FLATTEN: tl.constexpr,
+    TRANSPOSED: tl.constexpr, ORDERED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr,
+    EVEN: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, FLATTEN: tl.constexpr,
     low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
     x_scale=None, w_scale=None, SCALED: tl.constexpr = 0,
 ):  # fmt: skip
     """y = x D_e + d_e, times the routing weight of the row if ``WEIGHTED``, rounded once.
 
-    In backward it computes the rows of dx = [dg, du] U_e', with TRANSPOSED negated and no bias.
+    In backward it computes the rows of dx = [dg, du] U_e', with TRANSPOSED negated and no bias, and in float8
+    dh = dout[token] D_e' likewise.
     Grid: (programs,) over tiles of BM rows and BN columns.
     """
     m_tiles = tl.load(tiles + 3 * max_tiles)
     n_tiles = tl.cdiv(columns, BN)
     for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
         m, n = tile_at(index, m_tiles, n_tiles, GROUP)
-        expert, first_row, end = _read_tile(tiles, max_tiles, m)
+        expert, first_row, end = read_tile(tiles, max_tiles, m)
         rows = first_row + tl.arange(0, BM)
         row_mask = rows < end
-        x_rows = _rows_of_x(pairs, rows, first_row, end, True)
+        x_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
         acc = _product(
             x, x_rows * inner, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert, n * BN,
             inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
@@ -369,7 +371,6 @@ def gate_up_backward(
     W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
     ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
     low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
-    x_scale=None, w_scale=None, SCALED: tl.constexpr = 0,
 ):  # fmt: skip
     """dh = dout[token] D_e';  [dg, du] = gate'(g, u) (w dh);  the sums <dh, h>;  w h with h = gate(g, u).
 
@@ -380,7 +381,7 @@ def gate_up_backward(
     n_tiles = tl.cdiv(columns, BN)
     for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
         m, n = tile_at(index, m_tiles, n_tiles, GROUP)
-        expert, first_row, end = _read_tile(tiles, max_tiles, m)
+        expert, first_row, end = read_tile(tiles, max_tiles, m)
         rows = first_row + tl.arange(0, BM)
         row_mask = rows < end
         dout_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
@@ -389,8 +390,6 @@ def gate_up_backward(
             expert, n * BN, inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         column = n * BN + tl.arange(0, BN)
-        if SCALED:
-            dh = _scaled(dh, x_scale, dout_rows, w_scale, expert, column, column < columns, columns)
         if RANK > 0:
             dh = add_low_rank(
                 dh, low, low_w, rows, row_mask, expert, column, column < columns, columns, RANK, TURNED

@@ -27,8 +27,8 @@ from veomni_hook.kernels.moe_experts.low_rank import without_adapters
 __all__ = ["ROWS", "kernel", "refuses"]
 
 #: Rows of an expert, on average, from which on a GPU multiplies in float8: with fewer, casts of the weights
-#: take longer than the products save. Against bfloat16, an H200 took 0.99 and 0.85 of the time with as many
-#: (128 experts of 2,048 x 768, 32 of 7,168 x 2,048), with half of them 1.20 and 1.05.
+#: take longer than the products save. Against bfloat16, an H200 took 0.97 and 0.78 of the time with as many
+#: (128 experts of 2,048 x 768, 32 of 7,168 x 2,048), with half of them 1.13 and 0.97.
 ROWS = 1024
 
 

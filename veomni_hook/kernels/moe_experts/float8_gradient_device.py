@@ -10,77 +10,42 @@ sum: the other factor is multiplied by it.
 import triton
 import triton.language as tl
 
-from veomni_hook.kernels.float8.device import magnitude, scale_of
-from veomni_hook.kernels.moe_experts.device import tile_at
+from veomni_hook.kernels.moe_experts.device import read_tile, tile_at
 
-__all__ = ["largest_of_experts", "turned", "weight_gradient"]
+__all__ = ["turned", "weight_gradient", "write_columns"]
 
 
 @triton.jit
-def _tile(
-    x, factors, tokens, tiles, max_tiles, columns, stride_x, m,
-    BM: tl.constexpr, BC: tl.constexpr, GATHER: tl.constexpr,
-):  # fmt: skip
-    """A tile's expert and its numbers [BM, BC]: those of ``x``, times their rows' factors unless GATHER."""
-    expert, first_row, end = (
-        tl.load(tiles + m), tl.load(tiles + max_tiles + m), tl.load(tiles + 2 * max_tiles + m)
-    )  # fmt: skip
-    rows = first_row + tl.arange(0, BM)
-    column = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = (rows < end)[:, None] & (column < columns)[None, :]
-    token = tl.load(tokens + rows, mask=rows < end, other=0)
-    if GATHER:
-        values = tl.load(x + token.to(tl.int64)[:, None] * stride_x + column[None, :], mask=inside, other=0)
-    else:
-        values = tl.load(x + rows.to(tl.int64)[:, None] * stride_x + column[None, :], mask=inside, other=0.0)
-        factor = tl.load(factors + token, mask=rows < end, other=0.0)
-        values = tl.where(inside, values.to(tl.float32) * factor[:, None], 0.0)
-    return expert, values
-
-
-@triton.jit(do_not_specialize=["max_tiles"])
-def largest_of_experts(
-    x,  # [R, columns], D
-    factors,  # [T], float32: of the rows of a token
-    tokens,  # [R], int32: the token of a row
-    tiles,  # [3 * max_tiles + 1], int32
-    largest,  # [E, columns], int32, zeros before: the result, as `magnitude`
-    max_tiles, columns, stride_x,
-    BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """The largest element of each column of an expert's rows. Grid: (max_tiles, cdiv(columns, BC))."""
-    m = tl.program_id(0)
-    if m < tl.load(tiles + 3 * max_tiles):
-        expert, values = _tile(x, factors, tokens, tiles, max_tiles, columns, stride_x, m, BM, BC, False)
-        column = tl.program_id(1) * BC + tl.arange(0, BC)
-        of_tile = tl.max(magnitude(values), axis=0)
-        tl.atomic_max(largest + expert.to(tl.int64) * columns + column, of_tile, mask=column < columns)
+def write_columns(q, packed, column, exists, m, max_tiles, QUARTER: tl.constexpr):
+    """Write tile m, four rows' bytes a number, [QUARTER, columns], into rows of ``q`` [.., W / 4]."""
+    place = m * QUARTER + tl.arange(0, QUARTER)
+    pointers = q + column.to(tl.int64)[:, None] * (max_tiles.to(tl.int64) * QUARTER) + place[None, :]
+    tl.store(pointers, tl.trans(packed).to(tl.int32, bitcast=True), mask=exists[:, None])
 
 
 @triton.jit(do_not_specialize=["max_tiles"])
 def turned(
-    x,  # [R, columns], D; if GATHER [T, columns], float8 as bytes
-    factors, tokens, tiles,  # as in `largest_of_experts`
-    largest,  # [E, columns], int32, from `largest_of_experts`; not read if GATHER
-    q,  # [columns, W], float8, or bytes if GATHER: the result
-    scale,  # [E, columns], float32: the result; not written if GATHER
+    x,  # [T, columns], float8 as bytes
+    tokens,  # [R], int32: the token of a row
+    tiles,  # [3 * max_tiles + 1], int32
+    q,  # [columns, W / 4], int32: four rows' bytes in each; the result
     max_tiles, columns, stride_x,
-    BM: tl.constexpr, BC: tl.constexpr, GATHER: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Rows as columns, cast unless they are float8 already. Grid: (max_tiles, cdiv(columns, BC))."""
+    """Rows of tokens as columns. Grid: (max_tiles, cdiv(columns, BC))."""
+    QUARTER: tl.constexpr = BM // 4
     m = tl.program_id(0)
     if m < tl.load(tiles + 3 * max_tiles):
-        expert, values = _tile(x, factors, tokens, tiles, max_tiles, columns, stride_x, m, BM, BC, GATHER)
+        _, first_row, end = read_tile(tiles, max_tiles, m)
+        first = first_row + 4 * tl.arange(0, QUARTER)
         column = tl.program_id(1) * BC + tl.arange(0, BC)
-        exists = column < columns
-        if not GATHER:
-            of_expert = expert.to(tl.int64) * columns + column
-            s, inverse = scale_of(tl.load(largest + of_expert, mask=exists, other=0))
-            tl.store(scale + of_expert, s, mask=exists)  # the same number from all tiles of the expert
-            values = values * inverse[None, :]
-        place = m * BM + tl.arange(0, BM)
-        pointers = q + column.to(tl.int64)[:, None] * (max_tiles * BM) + place[None, :]
-        tl.store(pointers, tl.trans(values.to(q.dtype.element_ty)), mask=exists[:, None])
+        packed = tl.zeros([QUARTER, BC], tl.uint32)
+        for part in tl.static_range(4):
+            token = tl.load(tokens + first + part, mask=first + part < end, other=0)
+            inside = (first + part < end)[:, None] & (column < columns)[None, :]
+            bits = tl.load(x + token.to(tl.int64)[:, None] * stride_x + column[None, :], mask=inside, other=0)
+            packed |= bits.to(tl.uint32) << (8 * part)
+        write_columns(q, packed, column, column < columns, m, max_tiles, QUARTER)
 
 
 @triton.jit

@@ -182,11 +182,11 @@ def _add_place(acc, y, rows_of, weights, first_pair, k, end, column, columns, WE
 @triton.jit
 def combine(
     y,  # [R, H], contiguous, 16-bit or float32: rows to sum
-    out,  # [T, H], float: written
+    out,  # [T, H], float, the columns are neighbours: written
     rows_of,  # [R], int32: the row of a pair
     weights,  # [T, K], float: routing weights of pairs; read if WEIGHTED
     offsets,  # [E + 1], int32: the last one is the number of rows with an expert
-    num_experts, columns,  # E, H
+    num_experts, columns, stride_out,  # E, H
     TOP_K: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     """out_t = sum over the TOP_K places of token t, in order, of w y; w is 1 unless ``WEIGHTED``.
@@ -204,7 +204,7 @@ def combine(
     else:
         for k in tl.range(0, TOP_K):
             acc = _add_place(acc, y, rows_of, weights, first_pair, k, end, column, columns, WEIGHTED)
-    tl.store(out + token * columns + column, acc.to(out.dtype.element_ty), mask=column < columns)
+    tl.store(out + token * stride_out + column, acc.to(out.dtype.element_ty), mask=column < columns)
 
 
 @triton.jit(do_not_specialize=["parts", "num_pairs"])

@@ -25,7 +25,8 @@ If experts are few and wide (`triton_tiles.worth_ordering`), rows are first copi
 of being gathered by each product: rows of x in the forward, rows of grad and then of x in the backward, one
 copy at a time.
 
-With ``Form.float8``, operands are cast first, and `triton_float8` computes the gradients of weights.
+With ``Form.float8``, operands are cast first, and `triton_float8` computes gradients. Those of g and u exist
+in float8 alone, unless a bias or an adapter wants them; the memory of g and u serves for copies then.
 
 With low-rank adapters (`adapted`), ``low = s x[token] A_e`` is made first, and the kernel of the product adds
 ``low B_e``. Kept besides: both lows, [rows, RANK]. A frozen weight has no gradient.
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -58,7 +60,7 @@ from veomni_hook.kernels.moe_experts.triton_adapters import (
     padded_rank,
     weighted_rows,
 )
-from veomni_hook.kernels.moe_experts.triton_float8 import operands_of
+from veomni_hook.kernels.moe_experts.triton_float8 import cast_rows, operands_of
 from veomni_hook.kernels.moe_experts.triton_products import Expert, Low
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
 from veomni_hook.kernels.moe_experts.triton_tiles import row_block, worth_ordering
@@ -177,6 +179,26 @@ def _like_kept(
     return products, index.new_empty(numbers, dtype=torch.int32), up, down
 
 
+def _kept(
+    operands: Operands,
+    rows: Tensor,
+    kept: Sequence[Tensor | None],
+    of_up: Adapter | None,
+    of_down: Adapter | None,
+    form: Form,
+) -> tuple[Tensor, Routing, Low | None, Low | None]:
+    """Return gate and up, the routing and both lows as the forward kept them, or computed again."""
+    index, num_experts, block = operands.top_k_index, operands.up.shape[0], _block(operands, form)
+    products, numbers = kept[:2]
+    if products is not None and numbers is not None:
+        routing = routing_of(numbers, index, num_experts, block, products.shape[0])
+        return products, routing, *kept_lows(of_up, of_down, kept[2:])
+    routing = route(index, num_experts, block)
+    h, products, up_low = _first_product(operands, form, rows, routing, keep=True, adapted=of_up)
+    assert products is not None  # noqa: S101 - it was told to keep them
+    return products, routing, up_low, forward_of(of_down, h, routing, ordered=True)
+
+
 def _backward(
     grad: Tensor,
     operands: Operands,
@@ -187,51 +209,57 @@ def _backward(
     *,
     spend: bool,
 ) -> Gradients:
-    x, index, weights, up, up_bias, down, down_bias = operands
-    expert, block = _expert(form, LAYOUTS[form.variant]), _block(operands, form)
+    x, _, weights, up, up_bias, down, down_bias = operands
+    expert = _expert(form, LAYOUTS[form.variant])
     grad, rows = _rows(grad, form.dtype), _rows(x, form.dtype)
     of_up, of_down = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
-    products, numbers = kept[:2]
-    if products is None or numbers is None:
-        routing = route(index, up.shape[0], block)
-        h, products, up_low = _first_product(operands, form, rows, routing, keep=True, adapted=of_up)
-        down_low = forward_of(of_down, h, routing, ordered=True)
-        spend = True
-        del h
-        assert products is not None  # noqa: S101 - it was told to keep them
-    else:
-        routing = routing_of(numbers, index, up.shape[0], block, products.shape[0])
-        up_low, down_low = kept_lows(of_up, of_down, kept[2:])
+    spend = spend or kept[0] is None
+    products, routing, up_low, down_low = _kept(operands, rows, kept, of_up, of_down, form)
     ordered = _ordered(operands, form)
     grad_rows = triton_products.ordered(grad, routing) if ordered else grad
     down_back = back_of(of_down, grad_rows, routing, ordered=ordered)
-    dout, matrix, transposed, scales = operands_of(grad_rows, down, form, transposed=not expert.transposed)
-    dz, weighted, sums = triton_products.gate_up_backward(
-        dout, matrix, products, routing, weights, expert._replace(transposed=not transposed), spend=spend,
-        ordered=ordered, low=down_back, scales=scales,
-    )  # fmt: skip
-    del products, dout, matrix, scales
+    # What gradients are products of: tensors, or in float8 casts of them.
+    of_grad: Any = grad_rows
+    of_x: Any = rows
+    dz: Any
+    weighted: Any
+    if form.float8:
+        of_grad, of_x = cast_rows(grad), cast_rows(rows)
+        of_dz, columns_of_dz, of_h, sums, dz, weighted = triton_float8.gate_gradients(
+            of_grad, of_x, down, products, routing, weights, expert, form, needed, spend=spend,
+            keep=needed.up_bias or bool(of_up or of_down), low=down_back,
+        )  # fmt: skip
+    else:
+        dz, weighted, sums = triton_products.gate_up_backward(
+            grad_rows, down.to(form.dtype), products, routing, weights, expert, spend=spend, ordered=ordered,
+            low=down_back,
+        )  # fmt: skip
+        of_dz, columns_of_dz, of_h = dz, dz, weighted
+    # What becomes of the memory of gate and up, unless their gradients are there.
+    room = products if form.float8 and spend and dz is None else None
+    del products
     to_weights = to_down = to_down_bias = to_x = to_up = to_up_bias = None
     if needed.top_k_weights:
         to_weights = triton_sums.routing_gradient(sums, weights, routing, grad, down_bias)
     if needed.down:
-        to_down = _weight_gradient(weighted, grad_rows, routing, form, down.dtype, (False, not ordered))
+        to_down = _weight_gradient(of_h, of_grad, routing, form, down.dtype, (False, not ordered), room)
     down_low = weighted_rows(down_low, routing, weights)
     to_down_factors = factor_gradients(
         weighted, grad_rows, down_low, down_back, of_down, routing, needed[8:], (False, not ordered)
     )
-    del weighted, sums, grad_rows, down_low, down_back
+    del weighted, sums, grad_rows, down_low, down_back, of_h, of_grad
     if needed.down_bias and down_bias is not None:
         dtype = down_bias.dtype
         to_down_bias = triton_sums.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
     up_back = back_of(of_up, dz, routing, ordered=True)
     if needed.hidden_states:
-        to_x = _input_gradient(dz, up, routing, form, x.dtype, up_back)
+        to_x = _input_gradient(of_dz, up, routing, form, x.dtype, up_back, room)
+        del of_dz
         note_ready(to_x, to_weights)
     if ordered and (needed.up or needed.up_into):
-        rows = triton_products.ordered(rows, routing)
+        of_x = rows = triton_products.ordered(rows, routing)
     if needed.up:
-        to_up = _weight_gradient(rows, dz, routing, form, up.dtype, (not ordered, False))
+        to_up = _weight_gradient(of_x, columns_of_dz, routing, form, up.dtype, (not ordered, False), room)
     to_up_factors = factor_gradients(
         rows, dz, up_low, up_back, of_up, routing, needed[6:8], (not ordered, False)
     )
@@ -243,9 +271,17 @@ def _backward(
 
 
 def _input_gradient(
-    dz: Tensor, up: Tensor, routing: Routing, form: Form, dtype: torch.dtype, low: Low | None
+    dz: Any,
+    up: Tensor,
+    routing: Routing,
+    form: Form,
+    dtype: torch.dtype,
+    low: Low | None,
+    room: Tensor | None,
 ) -> Tensor:
     turned = not LAYOUTS[form.variant].transposed
+    if form.float8 and turned and low is None:
+        return triton_float8.input_gradient(dz, up, routing, form, dtype, room)
     dz, up, turned, scales = operands_of(dz, up, form, transposed=turned)
     rows = triton_products.input_gradient(dz, up, routing, transposed=not turned, low=low, scales=scales)
     del dz, up, scales
@@ -253,15 +289,18 @@ def _input_gradient(
 
 
 def _weight_gradient(
-    inputs: Tensor,
-    outputs: Tensor,
+    inputs: Any,
+    outputs: Any,
     routing: Routing,
     form: Form,
     dtype: torch.dtype,
     gathered: tuple[bool, bool],
+    room: Tensor | None,
 ) -> Tensor:
     """The gradient of stacked weights in their storage layout, from inputs and gradients of outputs."""
-    gradient = triton_float8.weight_gradient if form.float8 else triton_products.weight_gradient
+    gradient = triton_products.weight_gradient
+    if form.float8:
+        gradient = partial(triton_float8.weight_gradient, room=room)
     if LAYOUTS[form.variant].transposed:
         return gradient(inputs, outputs, routing, gathered=gathered, dtype=dtype)
     return gradient(outputs, inputs, routing, gathered=gathered[::-1], dtype=dtype)

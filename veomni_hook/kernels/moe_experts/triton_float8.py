@@ -1,21 +1,24 @@
-"""Experts' products in float8: casts of operands, and the gradients of weights.
+"""Experts' products in float8: casts of operands, the gradients of gate and up, and those of weights.
 
 Scales are those of `veomni_hook.kernels.float8.reference`. Gradients of weights sum over rows, and so a row's
 scale cannot be taken out of the sum: ``dU_e = (s dz)' q`` for rows ``x = s q``, where ``s dz`` is cast with a
-scale for each of its columns, of one expert. Mutates: nothing.
+scale for each of its columns, of one expert. Mutates: `gate_gradients` its ``products`` on request.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from veomni_hook.kernels.float8.reference import FLOAT8
 from veomni_hook.kernels.float8.triton import quantised, quantised_columns
+from veomni_hook.kernels.moe_experts import float8_gate_device as gate_device
 from veomni_hook.kernels.moe_experts import float8_gradient_device as device
+from veomni_hook.kernels.moe_experts import triton_products, triton_sums
+from veomni_hook.kernels.moe_experts.backend import Needed
 from veomni_hook.kernels.moe_experts.forms import Form
-from veomni_hook.kernels.moe_experts.triton_products import Scales
+from veomni_hook.kernels.moe_experts.triton_products import Expert, Low, Scales, within
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import (
     Tile,
@@ -26,30 +29,49 @@ from veomni_hook.kernels.moe_experts.triton_tiles import (
 )
 from veomni_hook.kernels.shared.launch import cdiv
 
-__all__ = ["BLOCK", "operands_of", "weight_gradient"]
+__all__ = ["BLOCK", "Cast", "cast_rows", "gate_gradients", "input_gradient", "operands_of", "weight_gradient"]
 
 Tensor = torch.Tensor
 
 #: Rows of a tile. On a GPU, experts have more (`veomni_hook.kernels.moe_experts.float8.ROWS`).
 BLOCK = 128
-_COLUMNS = 64
+_COLUMNS = 128
+#: Columns of a tile of gates, tiles of rows that share them, warps, and tiles whose largest a program finds.
+_GATES, _GROUP, _WARPS, _SPAN = 32, 8, 4, 4
+
+
+class Cast(NamedTuple):
+    """A matrix in float8: ``values`` times a ``scale`` of each row, or of each of an expert's columns.
+
+    Attributes:
+        values: [rows, columns], or [columns, bytes] as `float8_gradient_device` has columns.
+        scale: float32, [rows, 1], or [E, columns].
+    """
+
+    values: Tensor
+    scale: Tensor
+
+
+def cast_rows(x: Tensor) -> Cast:
+    """Return ``x`` [rows, columns] in float8, with scales of rows."""
+    return Cast(*quantised(x))
 
 
 def operands_of(
-    x: Tensor, weight: Tensor, form: Form, *, transposed: bool
+    x: Tensor | Cast, weight: Tensor, form: Form, *, transposed: bool
 ) -> tuple[Tensor, Tensor, bool, Scales | None]:
     """Return what a product of ``form`` multiplies, whether its weight is transposed, and the scales.
 
     Args:
-        x: [rows, inner], in the dtype of ``form``.
+        x: [rows, inner], in the dtype of ``form``, or cast.
         weight: [E, columns, inner], or [E, inner, columns] if ``transposed``, of any float dtype.
         form: with ``float8``, rows of both are cast, and the weight is not transposed afterwards: Hopper
             multiplies float8 along neighbours alone.
         transposed: see ``weight``.
     """
-    if not form.float8:
+    if isinstance(x, Tensor) and not form.float8:
         return x, weight.to(form.dtype), transposed, None
-    values, of_rows = quantised(x)
+    values, of_rows = cast_rows(x) if isinstance(x, Tensor) else x
     if transposed:
         matrices, of_columns = quantised_columns(weight)
     else:
@@ -59,31 +81,140 @@ def operands_of(
     return values, matrices, False, Scales(of_rows.view(-1), columns, form.dtype)
 
 
+def gate_gradients(
+    grad: Cast,
+    x: Cast,
+    down: Tensor,
+    products: Tensor,
+    routing: Routing,
+    weights: Tensor,
+    expert: Expert,
+    form: Form,
+    needed: Needed,
+    *,
+    spend: bool,
+    keep: bool,
+    low: Low | None = None,
+) -> tuple[Cast | None, Cast | None, Cast | None, Tensor, Tensor | None, Tensor | None]:
+    """Compute the gradients of gate and up, and the routing weight times h, as the next products want them.
+
+    Args:
+        grad: the result's gradient, [tokens, H].
+        x: [tokens, H].
+        down: the second product's weight, as stored.
+        products: [rows, W], kept by `triton_products.gate_up`.
+        routing: the call's routing.
+        weights: the routing weights [tokens, top_k].
+        expert: as in the forward.
+        form: likewise.
+        needed: which gradients will be computed.
+        spend: ``keep`` may overwrite ``products``.
+        keep: also return them in the dtype of the products.
+        low: added to the gradient of h.
+
+    Returns:
+        Those that are needed: the gradients, for the gradient of x; their columns times the scales of x, for
+        the gradient of the first weight; the columns of the weighted h times the scales of ``grad``, for that
+        of the second. Then the sums for `triton_sums.routing_gradient`, and the gradients [rows, W] and the
+        weighted h [rows, I].
+    """
+    dout, matrix, _, scales = operands_of(grad, down, form, transposed=not expert.transposed)
+    dh = triton_products.h_gradient(dout, matrix, routing, low=low, scales=scales)
+    del matrix, scales
+    (rows, width), columns, experts = products.shape, dh.shape[1], routing.num_experts
+    new, across = dh.new_empty, routing.max_tiles * routing.block
+    parts = cdiv(columns, _GATES)
+
+    def room(wanted: bool, *shape: int) -> tuple[Tensor | None, Cast | None]:
+        """The largest numbers, and a `Cast` of columns; zeros: nothing is written of experts without rows."""
+        if not wanted:
+            return None, None
+        largest = torch.zeros(shape, dtype=torch.int32, device=dh.device)
+        return largest, Cast(new((shape[-1], across), dtype=FLOAT8), torch.zeros_like(largest).float())
+
+    of_rows = as_rows = None
+    if needed.hidden_states:
+        of_rows = torch.zeros(rows, dtype=torch.int32, device=dh.device)
+        as_rows = Cast(new(rows, width, dtype=FLOAT8), new(rows, 1, dtype=torch.float32))
+    of_columns, as_columns = room(needed.up, experts, width)
+    of_h, h = room(needed.down, experts, columns)
+    sums = new(parts, routing.num_pairs, dtype=torch.float32)
+    gradients, weighted = (products if spend else torch.empty_like(products), dh) if keep else (None, None)
+    results = as_rows, as_columns, h, sums, gradients, weighted
+    if not dh.numel() or not experts:
+        return results
+    step, lead = (2, 1) if expert.interleaved else (1, columns)
+    operands = (
+        dh, products, weights.contiguous(), routing.tokens, routing.pairs, routing.tiles, routing.offsets,
+        x.scale, grad.scale,
+    )  # fmt: skip
+    largest = of_rows, of_columns, of_h
+    numbers = width, step, lead, expert.limit, expert.alpha
+    tile = routing.block, _GATES, _GROUP, expert.form, expert.activation
+    programs = (routing.max_tiles * parts,)
+    gate_device.largest[programs](
+        *operands, *largest, sums, routing.max_tiles, columns, routing.num_pairs, *numbers, *tile, _SPAN,
+        num_warps=_WARPS,
+    )  # fmt: skip
+    gate_device.cast[programs](
+        *operands, *largest, *(as_rows or (None, None)), *_as_words(as_columns), *_as_words(h),
+        gradients, weighted, routing.max_tiles, columns, *numbers, *tile, num_warps=_WARPS,
+    )  # fmt: skip
+    return results
+
+
+def input_gradient(
+    dz: Cast, up: Tensor, routing: Routing, form: Form, dtype: torch.dtype, room: Tensor | None
+) -> Tensor:
+    """Return the gradient of x, [tokens, H], for ``up`` [E, W, H].
+
+    At a time, as many columns as have room beside a row of gate and up, `triton_products.within` ``room``.
+    """
+    width, hidden = up.shape[1:]
+    out = up.new_empty(routing.num_tokens, hidden, dtype=dtype)
+    columns = hidden
+    while columns > width and columns % 32 == 0:
+        columns //= 2
+    for first in range(0, hidden, columns):
+        part = slice(first, first + columns)
+        values, turned, _, scales = operands_of(dz, up[..., part], form, transposed=True)
+        rows = triton_products.input_gradient(
+            values, turned, routing, transposed=True, scales=scales, room=room
+        )
+        triton_sums.combine(rows, routing, out=out[:, part])
+    return out
+
+
+def _as_words(cast: Cast | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if cast is None else (cast.values.view(torch.int32), cast.scale)
+
+
 def weight_gradient(
-    left: Tensor,
-    right: Tensor,
+    left: Cast,
+    right: Cast,
     routing: Routing,
     *,
     gathered: tuple[bool, bool],
     dtype: torch.dtype,
     tile: Tile | None = None,
+    room: Tensor | None = None,
 ) -> Tensor:
     """Return what `triton_products.weight_gradient` does, from products in float8.
 
-    One of the factors is ``gathered``: it has one row per token.
+    The ``gathered`` factor has rows of tokens, whose scales are in the other one, from `gate_gradients`.
+    ``room``: see `triton_products.within`.
     """
-    tile = tile or float8_weight_tile(left)
-    p, q = left.shape[1], right.shape[1]
-    out = torch.empty(routing.num_experts, p, q, dtype=dtype, device=left.device)
+    rows, wide = (left, right) if gathered[0] else (right, left)
+    p, q = rows.values.shape[1], wide.values.shape[0]
+    p, q = (p, q) if gathered[0] else (q, p)
+    tile = tile or float8_weight_tile(rows.values)
+    out = torch.empty(routing.num_experts, p, q, dtype=dtype, device=rows.values.device)
     if out.numel() == 0:
         return out
     if routing.num_rows == 0:
         return out.zero_()
-    rows, wide = (left, right) if gathered[0] else (right, left)
-    of_tokens, factors = quantised(rows)
-    copied, _ = _turned(of_tokens, factors, routing, gather=True)
-    cast, scale = _turned(wide, factors, routing, gather=False)
-    operands: list[Any] = [copied, cast] if gathered[0] else [cast, copied]
+    copied = _turned(rows.values, routing, room)
+    operands: list[Any] = [copied, wide.values] if gathered[0] else [wide.values, copied]
     blocks = (tile.rows, tile.columns)
     as_descriptors = all(describable(operand, tile) for operand in operands)
     if as_descriptors:
@@ -91,29 +222,20 @@ def weight_gradient(
             described(operand, [block, tile.depth]) for operand, block in zip(operands, blocks, strict=True)
         ]
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
-    device.weight_gradient[grid(left, tile, tiles)](
-        *operands, scale, out, routing.experts, routing.max_tiles, routing.num_experts, p, q,
+    device.weight_gradient[grid(out, tile, tiles)](
+        *operands, wide.scale, out, routing.experts, routing.max_tiles, routing.num_experts, p, q,
         routing.block, *blocks, tile.depth, tile.group, tile.stages,
         not gathered[0], as_descriptors, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return out
 
 
-def _turned(x: Tensor, factors: Tensor, routing: Routing, *, gather: bool) -> tuple[Tensor, Tensor]:
-    """Return rows as columns [columns, W] in float8, and the scales [E, columns] unless ``gather``."""
+def _turned(x: Tensor, routing: Routing, room: Tensor | None = None) -> Tensor:
+    """Return the rows of tokens ``x`` [tokens, columns], float8, as columns [columns, bytes]."""
     columns = x.shape[1]
-    width = routing.max_tiles * routing.block
-    q = torch.empty(columns, width, dtype=FLOAT8, device=x.device)
-    programs = (routing.max_tiles, cdiv(columns, _COLUMNS))
-    sizes = routing.max_tiles, columns, x.stride(0), routing.block, _COLUMNS
-    tables = factors, routing.tokens, routing.tiles
-    if gather:
-        as_bytes = q.view(torch.uint8)
-        device.turned[programs](x.view(torch.uint8), *tables, as_bytes, as_bytes, factors, *sizes, gather)
-        return q, factors
-    # Zeros: of experts without rows, nothing is written.
-    largest = torch.zeros(routing.num_experts, columns, dtype=torch.int32, device=x.device)
-    scale = torch.zeros(routing.num_experts, columns, dtype=torch.float32, device=x.device)
-    device.largest_of_experts[programs](x, *tables, largest, *sizes)
-    device.turned[programs](x, *tables, largest, q, scale, *sizes, gather)
-    return q, scale
+    q = within(room, x, (columns, routing.max_tiles * routing.block), FLOAT8)
+    device.turned[routing.max_tiles, cdiv(columns, _COLUMNS)](
+        x.view(torch.uint8), routing.tokens, routing.tiles, q.view(torch.int32),
+        routing.max_tiles, columns, x.stride(0), routing.block, _COLUMNS, num_warps=8,
+    )  # fmt: skip
+    return q

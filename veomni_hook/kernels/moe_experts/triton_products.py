@@ -34,9 +34,11 @@ __all__ = [
     "down",
     "gate_up",
     "gate_up_backward",
+    "h_gradient",
     "input_gradient",
     "ordered",
     "weight_gradient",
+    "within",
 ]
 
 Tensor = torch.Tensor
@@ -151,6 +153,17 @@ def ordered(x: Tensor, routing: Routing) -> Tensor:
     return x.index_select(0, routing.tokens[: routing.num_rows])
 
 
+def within(room: Tensor | None, like: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor in the memory of ``room``, contiguous and no longer read, or new if that is too small.
+
+    ``like`` is on its device.
+    """
+    size = shape[0] * shape[1] * dtype.itemsize
+    if room is None or size > room.numel() * room.element_size():
+        return like.new_empty(shape, dtype=dtype)
+    return room.view(torch.uint8).view(-1)[:size].view(dtype).view(shape)
+
+
 def gate_up(
     x: Tensor,
     weight: Tensor,
@@ -223,10 +236,26 @@ def input_gradient(
     tile: Tile | None = None,
     low: Low | None = None,
     scales: Scales | None = None,
+    room: Tensor | None = None,
 ) -> Tensor:
-    """Return rows [rows, H], whose sums over places are the gradient of x, from those of gate and up."""
+    """Return rows [rows, H], whose sums over places are the gradient of x, from those of gate and up.
+
+    ``room``: see `within`.
+    """
     piece = "input_gradient"
-    return _rows_product(piece, gradients, weight, None, routing, None, not transposed, tile, low, scales)
+    return _rows_product(
+        piece, gradients, weight, None, routing, None, not transposed, tile, low, scales, room=room
+    )
+
+
+def h_gradient(
+    dout: Tensor, weight: Tensor, routing: Routing, *, low: Low | None = None, scales: Scales | None = None
+) -> Tensor:
+    """Return the gradient of ``h`` [rows, I], without routing weights, for `triton_float8.gate_gradients`.
+
+    ``dout`` is [tokens, H], contiguous, and ``weight`` [E, I, H].
+    """
+    return _rows_product("down", dout, weight, None, routing, None, False, None, low, scales, gathered=True)
 
 
 def _rows_product(
@@ -240,25 +269,28 @@ def _rows_product(
     tile: Tile | None,
     low: Low | None,
     scales: Scales | None,
+    *,
+    gathered: bool = False,
+    room: Tensor | None = None,
 ) -> Tensor:
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
     tile = tile or triton_tiles.product_tile(piece, routing.block, x)
     dtype = x.dtype if scales is None else scales.dtype
-    y = torch.empty(routing.num_rows, columns, dtype=dtype, device=x.device)
+    y = within(room, x, (routing.num_rows, columns), dtype)
     if y.numel() == 0 or routing.num_experts == 0:
         return y
     w_descriptor = _described_weight(weight, transposed, 0, tile)
-    x_descriptor = _described_rows(x, tile)
+    x_descriptor = None if gathered else _described_rows(x, tile)
     even = _even(tile, inner, columns, w_descriptor)
     device.rows_product[grid(x, tile, routing.max_tiles * cdiv(columns, tile.columns))](
         x if x_descriptor is None else x_descriptor,
         weight if w_descriptor is None else w_descriptor,
         y if bias is None else bias.contiguous(), y,
-        routing.pairs, y if weights is None else weights.contiguous(),
+        routing.tokens, routing.pairs, y if weights is None else weights.contiguous(),
         routing.tiles, routing.max_tiles, inner, columns, *_inner_last(weight, transposed),
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
-        transposed, x_descriptor is not None, w_descriptor is not None, even,
+        transposed, not gathered, x_descriptor is not None, w_descriptor is not None, even,
         bias is not None, weights is not None, _flatten(tile, low),
         num_warps=tile.warps, **_more(low, scales),
     )  # fmt: skip
@@ -277,7 +309,6 @@ def gate_up_backward(
     ordered: bool = False,
     tile: Tile | None = None,
     low: Low | None = None,
-    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of gate and up from the gradient of the result.
 
@@ -292,7 +323,6 @@ def gate_up_backward(
         ordered: ``dout`` is in experts' order.
         tile: a configuration; by default chosen by shape.
         low: added to the gradient of h.
-        scales: of ``dout`` and ``weight``, if these are in float8.
 
     Returns:
         The gradients of gate and up [rows, 2I], the routing weight times h [rows, I] for the gradient of
@@ -301,7 +331,7 @@ def gate_up_backward(
     hidden = dout.shape[1]
     columns = products.shape[1] // 2 if expert.paired else products.shape[1]
     gradients = products if spend else torch.empty_like(products)
-    by_gluon = not (tile or low or ordered or scales) and not gluon_choice.gate_up_backward_refuses(
+    by_gluon = not (tile or low or ordered) and not gluon_choice.gate_up_backward_refuses(
         dout, weight, products, routing, form=expert.form, paired=expert.paired
     )
     if by_gluon:
@@ -331,7 +361,7 @@ def gate_up_backward(
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         expert.paired, not expert.transposed, ordered, dout_descriptor is not None, w_descriptor is not None,
         _even(tile, hidden, columns, w_descriptor), tile.parts, expert.form, expert.activation, tile.flatten,
-        num_warps=tile.warps, **_more(low, scales),
+        num_warps=tile.warps, **_more(low, None),
     )  # fmt: skip
     return gradients, h, partial
 

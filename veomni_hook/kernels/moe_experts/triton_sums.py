@@ -23,25 +23,32 @@ _PAIRS, _PAIR_COLUMNS = 32, 128
 
 
 def combine(
-    y: Tensor, routing: Routing, weights: Tensor | None = None, *, dtype: torch.dtype | None = None
+    y: Tensor,
+    routing: Routing,
+    weights: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return [tokens, H]: for each token the sum of its rows of ``y``, times ``weights`` if given.
 
-    Places are summed in order, in float32, and the sum is rounded once, to ``dtype`` or that of ``y``.
+    Places are summed in order, in float32, and the sum is rounded once, to ``dtype`` or that of ``y``, or to
+    that of ``out``, where it is written then: columns of a matrix.
     """
     columns = y.shape[1]
-    out = torch.empty(routing.num_tokens, columns, dtype=dtype or y.dtype, device=y.device)
+    if out is None:
+        out = torch.empty(routing.num_tokens, columns, dtype=dtype or y.dtype, device=y.device)
     if routing.top_k == 0 or routing.num_experts == 0:
         return out.zero_()
     if out.numel():
         scale_or_y = y if weights is None else weights.contiguous()
         launch, block = _combine_launch(
-            y.device, (y.dtype, out.dtype, scale_or_y.dtype), routing.num_experts, columns, routing.top_k,
-            weighted=weights is not None,
+            y.device, (y.dtype, out.dtype, scale_or_y.dtype), routing.num_experts, columns, out.stride(0),
+            routing.top_k, weighted=weights is not None,
         )  # fmt: skip
         launch(
             (routing.num_tokens, cdiv(columns, block), 1),
-            y, out, routing.rows_of, scale_or_y, routing.offsets, routing.num_experts, columns,
+            y, out, routing.rows_of, scale_or_y, routing.offsets, routing.num_experts, columns, out.stride(0),
         )  # fmt: skip
     return out
 
@@ -52,6 +59,7 @@ def _combine_launch(
     dtypes: tuple[torch.dtype, ...],
     num_experts: int,
     columns: int,
+    stride: int,
     top_k: int,
     *,
     weighted: bool,
