@@ -129,7 +129,7 @@ def cast(
     dh, products, weights, tokens, pairs, tiles, offsets, x_scale, dout_scale,  # as in `largest`
     of_rows, of_columns, of_h,  # from `largest`
     rows_q, rows_scale,  # [R, W], float8, and [R], float32: [dg, du]; written unless of_rows is None
-    columns_q, columns_scale,  # [W, bytes], float8 as int32, and [E, W], float32: x_scale [dg, du], likewise
+    columns_q, columns_scale,  # [W, bytes], float8, and [E, W], float32: x_scale [dg, du], likewise
     h_q, h_scale,  # [I, bytes] and [E, I]: dout_scale w h, likewise
     gradients, h,  # [R, W] and [R, I], D: dg and du, and w h; written unless None; products and dh may be
     max_tiles, columns, width, step, lead, limit, alpha,

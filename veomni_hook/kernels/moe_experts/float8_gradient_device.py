@@ -17,9 +17,10 @@ __all__ = ["turned", "weight_gradient", "write_columns"]
 
 @triton.jit
 def write_columns(q, packed, column, exists, m, max_tiles, QUARTER: tl.constexpr):
-    """Write tile m, four rows' bytes a number, [QUARTER, columns], into rows of ``q`` [.., W / 4]."""
+    """Write tile m, four rows' bytes a number, [QUARTER, columns], into rows of ``q`` [.., W], float8."""
     place = m * QUARTER + tl.arange(0, QUARTER)
-    pointers = q + column.to(tl.int64)[:, None] * (max_tiles.to(tl.int64) * QUARTER) + place[None, :]
+    words = q.to(tl.pointer_type(tl.int32), bitcast=True)
+    pointers = words + column.to(tl.int64)[:, None] * (max_tiles.to(tl.int64) * QUARTER) + place[None, :]
     tl.store(pointers, tl.trans(packed).to(tl.int32, bitcast=True), mask=exists[:, None])
 
 
@@ -28,7 +29,7 @@ def turned(
     x,  # [T, columns], float8 as bytes
     tokens,  # [R], int32: the token of a row
     tiles,  # [3 * max_tiles + 1], int32
-    q,  # [columns, W / 4], int32: four rows' bytes in each; the result
+    q,  # [columns, W], float8: the result
     max_tiles, columns, stride_x,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip

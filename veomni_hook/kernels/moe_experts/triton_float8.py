@@ -151,13 +151,13 @@ def gate_gradients(
     largest = of_rows, of_columns, of_h
     numbers = width, step, lead, expert.limit, expert.alpha
     tile = routing.block, _GATES, _GROUP, expert.form, expert.activation
-    programs = (routing.max_tiles * parts,)
+    programs, nothing = (routing.max_tiles * parts,), (None, None)
     gate_device.largest[programs](
         *operands, *largest, sums, routing.max_tiles, columns, routing.num_pairs, *numbers, *tile, _SPAN,
         num_warps=_WARPS,
     )  # fmt: skip
     gate_device.cast[programs](
-        *operands, *largest, *(as_rows or (None, None)), *_as_words(as_columns), *_as_words(h),
+        *operands, *largest, *(as_rows or nothing), *(as_columns or nothing), *(h or nothing),
         gradients, weighted, routing.max_tiles, columns, *numbers, *tile, num_warps=_WARPS,
     )  # fmt: skip
     return results
@@ -183,10 +183,6 @@ def input_gradient(
         )
         triton_sums.combine(rows, routing, out=out[:, part])
     return out
-
-
-def _as_words(cast: Cast | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if cast is None else (cast.values.view(torch.int32), cast.scale)
 
 
 def weight_gradient(
@@ -235,7 +231,7 @@ def _turned(x: Tensor, routing: Routing, room: Tensor | None = None) -> Tensor:
     columns = x.shape[1]
     q = within(room, x, (columns, routing.max_tiles * routing.block), FLOAT8)
     device.turned[routing.max_tiles, cdiv(columns, _COLUMNS)](
-        x.view(torch.uint8), routing.tokens, routing.tiles, q.view(torch.int32),
+        x.view(torch.uint8), routing.tokens, routing.tiles, q,
         routing.max_tiles, columns, x.stride(0), routing.block, _COLUMNS, num_warps=8,
     )  # fmt: skip
     return q
