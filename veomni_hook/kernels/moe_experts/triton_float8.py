@@ -125,19 +125,19 @@ def gate_gradients(
     new, across = dh.new_empty, routing.max_tiles * routing.block
     parts = cdiv(columns, _GATES)
 
-    def room(wanted: bool, *shape: int) -> tuple[Tensor | None, Cast | None]:
+    def reserved(wanted: bool, *shape: int) -> tuple[Tensor | None, Cast | None]:
         """The largest numbers, and a `Cast` of columns; zeros: nothing is written of experts without rows."""
         if not wanted:
             return None, None
         largest = torch.zeros(shape, dtype=torch.int32, device=dh.device)
-        return largest, Cast(new((shape[-1], across), dtype=FLOAT8), torch.zeros_like(largest).float())
+        return largest, Cast(new((shape[-1], across), dtype=FLOAT8), largest.float())
 
     of_rows = as_rows = None
     if needed.hidden_states:
         of_rows = torch.zeros(rows, dtype=torch.int32, device=dh.device)
         as_rows = Cast(new(rows, width, dtype=FLOAT8), new(rows, 1, dtype=torch.float32))
-    of_columns, as_columns = room(needed.up, experts, width)
-    of_h, h = room(needed.down, experts, columns)
+    of_columns, as_columns = reserved(needed.up, experts, width)
+    of_h, h = reserved(needed.down, experts, columns)
     sums = new(parts, routing.num_pairs, dtype=torch.float32)
     gradients, weighted = (products if spend else torch.empty_like(products), dh) if keep else (None, None)
     results = as_rows, as_columns, h, sums, gradients, weighted
