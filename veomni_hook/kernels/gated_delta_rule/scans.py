@@ -80,7 +80,7 @@ class Scans:
     def parts_of_state(self, rows: int, stages: int) -> tuple[int, int]:
         """Return how many rows of a state a kernel loads at once, and how many such parts ahead."""
         if self.keys > 128:
-            rows, stages = 32, 1
+            rows, stages = 32 if self.roomy else 16, 1
         return min(rows, self.values), stages if self.roomy else min(2, stages)
 
     def new_parts(self, q: Tensor, chunks: int, solved: Tensor | None) -> Parts:

@@ -23,7 +23,7 @@ from veomni_hook.kernels.index_scores import device as kernels
 from veomni_hook.kernels.index_scores import reference
 from veomni_hook.kernels.index_scores.backward import gradients, gradients_fake
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import operator
 
@@ -48,8 +48,11 @@ def _tiles(
     device: torch.device, dtype: torch.dtype, heads: int, width: int, at: tuple[int, ...], *, relu: bool
 ) -> _Tiles:
     block = max(_NARROWEST, power(width))
-    # A tile of keys and several of queries are in shared memory at a time.
-    queries, keys = (64, 128) if block * dtype.itemsize <= 256 else (32, 64)
+    # A tile of keys and two of queries are in shared memory at a time.
+    row = block * dtype.itemsize
+    queries, keys = (64, 128) if row <= 256 else (32, 64)
+    if (2 * queries + keys) * row > room(device)[1]:  # less than Hopper has
+        keys //= 2
     constants = heads, width, block, relu, queries, keys
     return _Tiles(Launch(kernels.forward, 4, *constants, num_warps=4, num_stages=3), queries, keys)
 
