@@ -235,7 +235,7 @@ def _backward(
             low=down_back,
         )  # fmt: skip
         of_dz, columns_of_dz, of_h = dz, dz, weighted
-    # What becomes of the memory of gate and up, unless their gradients are there.
+    # Copies may use the memory of gate and up, unless their gradients are there.
     room = products if form.float8 and spend and dz is None else None
     del products
     to_weights = to_down = to_down_bias = to_x = to_up = to_up_bias = None
