@@ -178,7 +178,8 @@ def cast(
                 weighted_q = _packed(weighted_q, weighted, factor, of_weighted, part)
             if gradients is not None:
                 _store(gradients + place, lead, dgate, dup, inside, FORM)
-                _store(h + rows64 * columns + column[None, :], 0, weighted, weighted, inside, 4)
+                pointers = h + rows64 * columns + column[None, :]
+                tl.store(pointers, weighted.to(h.dtype.element_ty), mask=inside)
         if of_columns is not None:
             write_columns(columns_q, gate_q, position, exists, m, max_tiles, QUARTER)
             if FORM != 4:
