@@ -152,14 +152,15 @@ def _memory(value: object) -> str:
     return ",".join(f"{part}={sizes[part]}".rstrip("=") for part in MEMORY if part in sizes)
 
 
-#: The value of the setting `precision` that switches it on, and its options: numbers of layers.
-FLOAT8, ENDS = "float8", ("first", "last")
+#: The values of the setting `precision` that switch it on, and its options: numbers of layers.
+FORMATS = FLOAT8, MXFP8 = "float8", "mxfp8"
+ENDS = ("first", "last")
 
 
 def precision_of(value: object) -> str:
     """Return the canonical form of a value of `precision`; raises ValueError with the legal ones."""
     legal = (
-        "float8, or none; without some layers: float8,first=1,last=1 (from each end), "
+        "float8, mxfp8 (Blackwell), or none; without some layers: float8,first=1,last=1 (from each end), "
         "float8,skip=k_proj+v_proj (by name)"
     )
     if isinstance(value, Mapping):
@@ -173,20 +174,21 @@ def precision_of(value: object) -> str:
     else:
         raise ValueError(legal)
     options: dict[str, Any] = dict(pairs)
-    switch, skip = options.pop(FLOAT8, False), options.pop("skip", ())
+    switches = [(name, options.pop(name)) for name in FORMATS if name in options]
+    skip = options.pop("skip", ())
     names = [name.strip() for name in skip.split("+")] if isinstance(skip, str) else skip
     if not pairs:
         return ""
     if (
         len({name for name, _ in pairs}) != len(pairs)
-        or switch is not True
+        or [switch for _, switch in switches] != [True]
         or not isinstance(names, list | tuple)
         or not all(isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)*", name) for name in names)
         or any(name not in ENDS or not re.fullmatch("[0-9]+", str(given)) for name, given in options.items())
     ):
         raise ValueError(legal)
     ends = (f"{name}={int(options[name])}" for name in ENDS if int(options.get(name, 0)))
-    return ",".join((FLOAT8, *ends, *([f"skip={'+'.join(names)}"] if names else [])))
+    return ",".join((switches[0][0], *ends, *([f"skip={'+'.join(names)}"] if names else [])))
 
 
 def _setting(
@@ -232,7 +234,7 @@ class Settings:
         memory: how a step of training needs less memory: `checkpoint`, `offload`, `tiles`, comma-separated;
             or what it may take, `40GiB` or `auto`.
         precision: `float8`: linear layers and experts of decoders multiply in float8; with `first=1`,
-            `last=1`, `skip=k_proj+v_proj`, without these.
+            `last=1`, `skip=k_proj+v_proj`, without these. `mxfp8`: in MX, which Blackwell has.
         speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
         host_values: keep the integers of a batch on the host when accelerate or Trainer moves it to a device.
         deterministic: `batch_invariant` gives a row of a forward pass the same bits in any batch; empty: off.

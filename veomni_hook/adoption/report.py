@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.adoption.classes import former_class
 from veomni_hook.errors import AdoptionError
-from veomni_hook.kernels.float8.layers import adapt, restore
-from veomni_hook.kernels.float8.linear import Float8Linear
+from veomni_hook.kernels.float8.layers import adapt, format_of, restore
 from veomni_hook.kernels.float8.setting import in_force
 from veomni_hook.printable import printable
 
@@ -113,7 +112,7 @@ class Adoption:
 
     def multiply(self, model: nn.Module) -> None:
         """Let the linear layers of ``model`` multiply as the setting ``precision`` says, unless they do."""
-        if in_force().float8 and not any(type(module) is Float8Linear for module in model.modules()):
+        if in_force().format and not any(format_of(module) for module in model.modules()):
             adapt(model)
             self._multiplied = model
 

@@ -22,6 +22,9 @@ def calls() -> Iterator[Call]:
             factors = empty(shape[0], 1, dtype=F32)
             multiplied = partial(kernels.quantised_columns, empty(*shape, dtype=dtype), factors)
             yield f"columns {shape} {dtype}, multiplied", multiplied
+            for turned in (False, True):
+                cast = partial(kernels.in_mx, empty(*shape, dtype=dtype), turned=turned)
+                yield f"MX {shape} {dtype}, {turned=}", cast
     for shape in ((4096, 4096), (48, 80)):
         yield f"turned {shape}", partial(kernels.turned, empty(*shape, dtype=FLOAT8))
 

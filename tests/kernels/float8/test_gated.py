@@ -74,11 +74,9 @@ def test_results_are_those_of_the_formula(run, bias, length, calls):
 
 def test_the_product_is_not_kept_and_its_gradient_is_in_float8(monkeypatch):
     mlp, sizes, gradients = Mlp(kernels.product), [], []
-    monkeypatch.setattr(
-        layer,
-        "_PRODUCTS",
-        layer._PRODUCTS._replace(gradients=lambda dy: gradients.append(dy) or products.gradients(dy)),
-    )
+    plain = layer._PRODUCTS[False]
+    noted = plain._replace(gradients=lambda dy: gradients.append(dy) or products.gradients(dy))
+    monkeypatch.setitem(layer._PRODUCTS, False, noted)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.shape) or x, lambda x: x):
         y = mlp(torch.randn(2, 5, 32, device=DEVICE))
     assert sizes.count((2, 5, 48)) == 4  # gate and up, twice: of the product and of the projection

@@ -252,12 +252,12 @@ def test_a_device_without_float8_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
     products._lacks.cache_clear()
-    assert products._lacks("cuda", 0) == "A100 (8.0)"
-    assert products._lacks("npu", 0) == "this device (npu)"
+    assert products._lacks("cuda", 0, mx=False) == "A100 (8.0)"
+    assert products._lacks("npu", 0, mx=False) == "this device (npu)"
     products._lacks.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(products, "find_spec", lambda _: None)
-        assert "Triton is not installed" in products._lacks("cuda", 0)
+        assert "Triton is not installed" in products._lacks("cuda", 0, mx=False)
     products._lacks.cache_clear()
     with pytest.raises(KernelError, match=r"npu.* has no float8 products") as caught:
         products.check_device(SimpleNamespace(device=SimpleNamespace(type="npu"), get_device=lambda: 0))

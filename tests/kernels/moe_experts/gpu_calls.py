@@ -14,13 +14,13 @@ __all__ = ["CALLS"]
 
 
 def experts(
-    sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str], *, float8: bool = False
+    sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str], **casts: bool
 ) -> Iterator[Call]:
     """Variants by name, of these sizes, with as many rows an expert; rows side by side and 8 numbers apart."""
     from tests.kernels.moe_experts.formulas import CASES
     from veomni_hook.kernels.moe_experts import triton
 
-    fused = {name: triton.in_float8(name) for name in names} if float8 else kernels_of("moe_experts")
+    fused = {name: triton.in_float8(name, **casts) for name in names} if casts else kernels_of("moe_experts")
     for name in names:
         for hidden, inner in sizes:
             for block in blocks:
@@ -87,7 +87,10 @@ _LAYOUTS = (
 
 CALLS = {
     "moe_experts in float8": partial(
-        experts, [(2048, 768), (144, 208)], [128], ["gated", "biased_interleaved_alpha_gated"], float8=True
+        experts, [(2048, 768), (144, 208)], [128], ["gated", "biased_interleaved_alpha_gated"], mx=False
+    ),
+    "moe_experts in mx": partial(
+        experts, [(2048, 768), (160, 224)], [128], ["gated", "biased_interleaved_alpha_gated"], mx=True
     ),
     "moe_experts of odd widths": partial(experts, [(136, 200)], [16, 128], ["gated"]),
     # As wide as those whose rows are copied into order.

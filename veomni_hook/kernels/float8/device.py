@@ -1,14 +1,15 @@
 """Device code that casts matrices to float8 (e4m3); `veomni_hook.kernels.float8.triton` launches it.
 
 q = (x / s).to(float8), where s = 2^k is the smallest power of two with |x| <= 448 s along a row, or along a
-column. The largest |x| is found among the bits of float32, which are ordered as the numbers are, and where
-infinities and NaN come last: no maximum drops them, and their scale is NaN.
+column, or in MX of 32 neighbours (`reference`). The largest |x| is found among the bits of float32, which are
+ordered as the numbers are, and where infinities and NaN come last: no maximum drops them, and their scale is
+NaN.
 """
 
 import triton
 import triton.language as tl
 
-__all__ = ["cast_columns", "cast_rows", "largest_of_columns", "turn"]
+__all__ = ["cast_columns", "cast_rows", "cast_to_mx", "largest_of_columns", "store_in_mx", "turn"]
 
 
 @triton.jit
@@ -147,3 +148,54 @@ def turn(
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     values = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0)
     tl.store(y + column[:, None] * rows + row[None, :], tl.trans(values), mask=tl.trans(inside))
+
+
+@triton.jit
+def _in_mx(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The tile ``x`` [ROWS, COLUMNS] in float8, and the bytes of its scales, [ROWS, COLUMNS / 32]."""
+    parts = tl.reshape(x, (ROWS, COLUMNS // 32, 32))
+    s, inverse = scale_of(tl.max(magnitude(parts), axis=2))
+    values = tl.reshape(parts.to(tl.float32) * inverse[:, :, None], (ROWS, COLUMNS))
+    return values.to(tl.float8e4nv), ((s.to(tl.int32, bitcast=True) >> 23) & 255).to(tl.uint8)
+
+
+@triton.jit
+def store_in_mx(x, q, scale, row, first, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store the tile ``x`` as the columns from ``first`` on of the rows ``row`` [ROWS] of ``q``."""
+    values, exponents = _in_mx(x, ROWS, COLUMNS)
+    parts = tl.cdiv(columns, 32)
+    column = first + tl.arange(0, COLUMNS)
+    part = first // 32 + tl.arange(0, COLUMNS // 32)
+    exists = (row < rows)[:, None]
+    row = row.to(tl.int64)[:, None]
+    tl.store(q + row * columns + column[None, :], values, mask=exists & (column < columns)[None, :])
+    tl.store(scale + row * parts + part[None, :], exponents, mask=exists & (part < parts)[None, :])
+
+
+@triton.jit
+def cast_to_mx(
+    x,  # [matrices, rows, columns], the columns are neighbours: float32, bfloat16 or float16
+    q,  # [matrices, rows, columns], float8: the result; if TURNED [matrices, columns, rows]
+    scale,  # [.., cdiv(neighbours, 32)], bytes: the result
+    rows,
+    columns,
+    stride_x_matrix,
+    stride_x,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    """A scale for 32 neighbours of the result. Grid: (cdiv(rows, ROWS), cdiv(columns, COLUMNS), matrices)."""
+    matrix = tl.program_id(2).to(tl.int64)
+    first_row, first_column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
+    row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    pointers = x + matrix * stride_x_matrix + row.to(tl.int64)[:, None] * stride_x + column[None, :]
+    values = tl.load(pointers, mask=inside, other=0.0)
+    q += matrix * rows * columns
+    if TURNED:
+        scale += matrix * columns * tl.cdiv(rows, 32)
+        store_in_mx(tl.trans(values), q, scale, column, first_row, columns, rows, COLUMNS, ROWS)
+    else:
+        scale += matrix * rows * tl.cdiv(columns, 32)
+        store_in_mx(values, q, scale, row, first_column, rows, columns, ROWS, COLUMNS)

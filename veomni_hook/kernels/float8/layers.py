@@ -17,16 +17,16 @@ from typing import Any
 from torch import nn
 
 from veomni_hook.kernels.explain.places import places_of
-from veomni_hook.kernels.float8.linear import Float8Linear
+from veomni_hook.kernels.float8.linear import CLASSES
 from veomni_hook.kernels.float8.products import widths_refused
 from veomni_hook.kernels.float8.setting import Precision, in_force
 from veomni_hook.kernels.selection.binding import binding_of, rebind, wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.settings import FLOAT8
+from veomni_hook.settings import FLOAT8, FORMATS, MXFP8
 
-__all__ = ["Place", "adapt", "decoders", "in_float8", "places", "restore"]
+__all__ = ["Place", "adapt", "decoders", "format_of", "places", "restore"]
 
 _EXPERTS = "moe_experts"
 
@@ -51,25 +51,27 @@ class Place:
 def adapt(model: Any, asked: Precision | None = None) -> Any:
     """Return ``model``, whose linear layers and experts now multiply as the setting, or ``asked``, says.
 
-    Mutates: the classes of these layers; experts are bound to the backend ``float8``. Weights, names and
-    hooks stay. What multiplies in float8 keeps doing so.
+    Mutates: the classes of these layers; experts are bound to the backend of the format's name. Weights,
+    names and hooks stay. What multiplies in float8 keeps doing so.
     """
     asked = asked or in_force()
-    if asked.float8:
+    if asked.format:
         for place in places(model, asked):
             if place.slot is not None and not place.reason:
-                rebind(place.module, {_EXPERTS: FLOAT8})
+                rebind(place.module, {_EXPERTS: asked.format})
             elif not place.reason:
-                place.module.__class__ = Float8Linear
+                place.module.__class__ = CLASSES[asked.format]
     return model
 
 
 def restore(model: nn.Module) -> None:
     """Give all layers of ``model`` that multiply in float8 their former class, and experts their kernels."""
     for module in model.modules():
-        if in_float8(module):
+        if not format_of(module):
+            continue
+        if type(module) not in CLASSES.values():
             rebind(module, {_EXPERTS: None})
-        if type(module) is Float8Linear:
+        else:
             vars(module).pop("plain_because", None)
             setattr(module, "__class__", nn.Linear)  # noqa: B010 - mypy knows no way back to a base
 
@@ -77,6 +79,7 @@ def restore(model: nn.Module) -> None:
 def places(model: nn.Module, asked: Precision | None = None) -> Iterator[Place]:
     """Yield linear layers and experts in the layers of ``model``, with the reasons of those that stay."""
     asked = asked or in_force()
+    form = asked.format or FLOAT8
     slots: dict[type, Slot | None] = {}
     for prefix, layers in decoders(model):
         for number, layer in enumerate(layers):
@@ -92,9 +95,9 @@ def places(model: nn.Module, asked: Precision | None = None) -> Iterator[Place]:
                 named = next((part for part in asked.skip if f".{part}." in f".{name}."), None)
                 reason = end or (named and f"the setting leaves out {named}")
                 if slot is None:
-                    reason = reason or gates.get(module) or _unfit(layer, name, module)
+                    reason = reason or gates.get(module) or _unfit(layer, name, module, form)
                 else:
-                    reason = reason or _unfit_experts(module, slot)
+                    reason = reason or _unfit_experts(module, slot, form)
                 yield Place(f"{prefix}.{number}.{name}", module, reason or "", slot)
 
 
@@ -136,9 +139,11 @@ def _stacked(module: nn.Module) -> int:
     return next((len(weight) for weight in module.parameters(recurse=False) if weight.ndim == 3), 0)
 
 
-def in_float8(experts: object) -> bool:
-    """Return whether a module is bound to experts with float8 products."""
-    return (binding_of(experts) or {}).get(_EXPERTS) == FLOAT8
+def format_of(module: object) -> str:
+    """Return what a linear layer, or experts, multiply in, one of `FORMATS`; empty: as upstream."""
+    bound = (binding_of(module) or {}).get(_EXPERTS)
+    named = (form for form, kind in CLASSES.items() if type(module) is kind or bound == form)
+    return next(named, "")
 
 
 def _slot_of(module: nn.Module, slots: dict[type, Slot | None]) -> Slot | None:
@@ -151,26 +156,26 @@ def _slot_of(module: nn.Module, slots: dict[type, Slot | None]) -> Slot | None:
     return slots[kind]
 
 
-def _unfit_experts(module: nn.Module, slot: Slot) -> str | None:
-    if not any(kernel.backend == FLOAT8 for kernel in registry.kernels(slot.op, slot.variant)):
-        return f"experts of the form {slot.variant} have no kernel in float8"
+def _unfit_experts(module: nn.Module, slot: Slot, form: str) -> str | None:
+    if not any(kernel.backend == form for kernel in registry.kernels(slot.op, slot.variant)):
+        return f"experts of the form {slot.variant} have no kernel in {form}"
     wanted = wanted_by(module, _EXPERTS)
-    if wanted not in (AUTO, FLOAT8):
+    if wanted not in (AUTO, *FORMATS):
         return f"{_EXPERTS}={wanted} was chosen"
     users = registry.op(slot.op).yields
-    if users is not None and not in_float8(module) and (chosen := load_attribute(users)(module)) is not None:
+    if users is not None and not format_of(module) and (chosen := load_attribute(users)(module)) is not None:
         return str(chosen)
     weights = (weight for weight in module.parameters(recurse=False) if weight.ndim == 3)
-    return next(filter(None, map(widths_refused, weights)), None)
+    return next(filter(None, (widths_refused(weight, mx=form == MXFP8) for weight in weights)), None)
 
 
-def _unfit(layer: nn.Module, name: str, module: Any) -> str | None:
-    if type(module) is not nn.Linear and type(module) is not Float8Linear:
+def _unfit(layer: nn.Module, name: str, module: Any, form: str) -> str | None:
+    if type(module) not in (nn.Linear, *CLASSES.values()):
         return f"it is a {type(module).__name__}"
     owners = [layer, *(layer.get_submodule(part) for part in _prefixes(name))]
     if any(hasattr(owner, "base_layer") for owner in owners) and "base_layer" not in name.split("."):
         return "it is an adapter"
-    return widths_refused(module.weight)
+    return widths_refused(module.weight, mx=form == MXFP8)
 
 
 def _prefixes(name: str) -> list[str]:

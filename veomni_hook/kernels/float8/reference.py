@@ -4,13 +4,17 @@ A row x of a matrix is stored as ``q = x / s`` in float8 (e4m3: 3 bits of mantis
 scale s = 2^k, the smallest power of two for which no element of the row exceeds 448 s. So ``|s q - x|`` is at
 most ``2^-4 |x|``, or ``2^-10 s`` for elements below ``2^-6 s``. A row with an infinity or a NaN has the scale
 NaN, and so have all results that it is part of.
+
+In MX (OCP Microscaling Formats 1.0, MXFP8) each 32 neighbours of a row have a scale of their own, which is
+stored as the byte k + 127, or 255 for NaN (E8M0).
 """
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
-__all__ = ["FLOAT8", "LARGEST", "LEAST", "product", "quantised", "scales"]
+__all__ = ["FLOAT8", "LARGEST", "LEAST", "SHARED", "dequantised", "product", "quantised", "scales"]
 
 Tensor = torch.Tensor
 
@@ -19,6 +23,8 @@ FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
 #: Rows without a larger element, such as zeros, have the scale of this one.
 LEAST = 2.0**-100
+#: Neighbours that share a scale in MX.
+SHARED = 32
 
 
 def scales(x: Tensor) -> Tensor:
@@ -29,13 +35,31 @@ def scales(x: Tensor) -> Tensor:
     return torch.where(largest.isfinite(), scale, torch.nan)
 
 
-def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``x [rows, columns]`` in float8, and its `scales`."""
-    scale = scales(x) if x.shape[1] else x.new_ones(x.shape[0], 1, dtype=torch.float32)
-    return (x.float() / scale).to(FLOAT8), scale
+def quantised(x: Tensor, *, mx: bool = False) -> tuple[Tensor, Tensor]:
+    """Return ``x [rows, columns]`` in float8, and its `scales`; in MX bytes ``[rows, columns / 32]``.
+
+    The last of these may be of fewer columns.
+    """
+    rows, columns = x.shape
+    if not mx:
+        scale = scales(x) if columns else x.new_ones(rows, 1, dtype=torch.float32)
+        return (x.float() / scale).to(FLOAT8), scale
+    parts = functional.pad(x, (0, -columns % SHARED)).reshape(-1, SHARED)
+    values, scale = quantised(parts)
+    exponents = torch.where(scale.isnan(), 255, torch.frexp(scale).exponent + 126)
+    return values.view(rows, -1)[:, :columns], exponents.to(torch.uint8).view(rows, -1)
+
+
+def dequantised(values: Tensor, scale: Tensor) -> Tensor:
+    """Return what a `quantised` matrix is, in float32."""
+    if scale.dtype is torch.uint8:
+        powers = torch.ldexp(scale.new_ones(scale.shape, dtype=torch.float32), scale.int() - 127)
+        scale = torch.where(scale == 255, torch.nan, powers).repeat_interleave(SHARED, 1)[
+            :, : values.shape[1]
+        ]
+    return values.float() * scale
 
 
 def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
     """Return ``a b^T [rows of a, rows of b]`` of two `quantised` matrices ``[.., inner]``."""
-    (x, scale_of_x), (w, scale_of_w) = a, b
-    return (x.float() @ w.float().t() * scale_of_x * scale_of_w.t()).to(dtype)
+    return (dequantised(*a) @ dequantised(*b).t()).to(dtype)

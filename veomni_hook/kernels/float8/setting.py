@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from veomni_hook.kernels.selection.process_choice import STATE
-from veomni_hook.settings import FLOAT8
+from veomni_hook.settings import FORMATS
 
 __all__ = ["Precision", "in_force", "parsed"]
 
@@ -16,13 +16,13 @@ class Precision:
     """What a value of the setting says.
 
     Attributes:
-        float8: linear layers multiply in float8.
+        format: what linear layers multiply in, one of `veomni_hook.settings.FORMATS`; empty: as upstream.
         first: how many layers of a decoder stay as they are, from the first on.
         last: how many, up to the last.
         skip: names of modules in a layer that stay, one or more parts of a dotted name each.
     """
 
-    float8: bool = False
+    format: str = ""
     first: int = 0
     last: int = 0
     skip: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ def parsed(text: str) -> Precision:
     """Return what a value says, in the form of `veomni_hook.settings`; empty: as upstream."""
     options = dict(part.partition("=")[::2] for part in text.split(",") if part)
     return Precision(
-        float8=FLOAT8 in options,
+        format=next((name for name in FORMATS if name in options), ""),
         first=int(options.get("first", 0)),
         last=int(options.get("last", 0)),
         skip=tuple(name for name in options.get("skip", "").split("+") if name),

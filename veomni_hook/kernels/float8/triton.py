@@ -1,4 +1,4 @@
-"""Casts to float8 in Triton: rows in one pass, columns (which come out as rows) in two.
+"""Casts to float8 in Triton: rows in one pass, columns (which come out as rows) in two; MX in one.
 
 Shapes: x ``[rows, columns]`` in float32, bfloat16 or float16; for scales see `reference`. Beside the
 results, a number for each column is allocated. Mutates: nothing.
@@ -11,10 +11,10 @@ from functools import lru_cache
 import torch
 
 from veomni_hook.kernels.float8 import device
-from veomni_hook.kernels.float8.reference import FLOAT8
+from veomni_hook.kernels.float8.reference import FLOAT8, SHARED
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
-__all__ = ["quantised", "quantised_columns", "turned"]
+__all__ = ["in_mx", "quantised", "quantised_columns", "turned"]
 
 Tensor = torch.Tensor
 
@@ -22,6 +22,8 @@ Tensor = torch.Tensor
 # for the cast, and for the transpose.
 _WIDEST = 16384
 _LOOKS, _BLOCKS, _CASTS, _TURNED = (64, 64), 16, (64, 128), 128
+# Rows and columns of a block that becomes MX.
+_MX = (64, 128)
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -99,3 +101,29 @@ def turned(q: Tensor) -> Tensor:
         bytes_of_q, bytes_of_y = q.view(torch.uint8), y.view(torch.uint8)
         _turn(q.device, _kind(rows), columns)(grid, bytes_of_q, bytes_of_y, rows, columns)
     return y
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _to_mx(
+    on: torch.device, dtype: torch.dtype, kind: tuple[bool, bool], fixed: tuple[int, ...], *, turned: bool
+) -> Launch:
+    return Launch(device.cast_to_mx, 3, *_MX, turned, num_warps=8)
+
+
+def in_mx(x: Tensor, *, turned: bool = False) -> tuple[Tensor, Tensor]:
+    """Return a matrix, or several, in MX: float8, and the bytes of scales, each of 32 neighbours.
+
+    ``x`` is ``[..., rows, columns]``; the results are that and ``[..., rows, columns / 32]``, or those of the
+    ``turned`` matrices, ``[..., columns, rows]`` and ``[..., columns, rows / 32]``.
+    """
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    rows, columns = x.shape[-2:]
+    number, apart = (x.shape[0], x.stride(0)) if x.ndim == 3 else (1, 0)
+    of_rows, neighbours = (columns, rows) if turned else (rows, columns)
+    q = torch.empty(*x.shape[:-2], of_rows, neighbours, dtype=FLOAT8, device=x.device)
+    scale = torch.empty(*x.shape[:-2], of_rows, cdiv(neighbours, SHARED), dtype=torch.uint8, device=x.device)
+    if q.numel():
+        sizes = columns, apart, x.stride(-2)
+        launch = _to_mx(x.device, x.dtype, _kind(rows), sizes, turned=turned)
+        launch((cdiv(rows, _MX[0]), cdiv(columns, _MX[1]), number), x, q, scale, rows, *sizes)
+    return q, scale

@@ -86,10 +86,10 @@ def _parts(tensors: tuple[Any, ...], scales: tuple[float, float]) -> tuple[Opera
     return Operands(*tensors[:_OPERANDS]), Adapters(up_into, up_out, down_into, down_out, *scales)
 
 
-def experts(backend: Backend, variant: str, *operands: Any, float8: bool = False) -> Tensor:
+def experts(backend: Backend, variant: str, *operands: Any, float8: bool = False, mx: bool = False) -> Tensor:
     """Compute ``variant`` from its reference's operands, which have passed ``forms.refuses``.
 
-    ``float8``: see `Form`.
+    ``float8``, ``mx``: see `Form`.
     """
     adapters = NO_ADAPTERS
     if backend.adapted is not None and is_adapted(operands):
@@ -98,7 +98,7 @@ def experts(backend: Backend, variant: str, *operands: Any, float8: bool = False
         down = adapted[4 if taken_apart(operands)[0].up_bias is None else 5]
         adapters = adapters_of(adapted[3], down, transposed=LAYOUTS[variant].transposed)
     tensors, rest = taken_apart(operands)
-    form, factors = form_of(variant, tensors, rest)._replace(float8=float8), adapters.factors
+    form, factors = form_of(variant, tensors, rest)._replace(float8=float8, mx=mx), adapters.factors
     if wants_grad(*(x for x in (*tensors, *factors) if x is not None)):
         scales = adapters.up_scale, adapters.down_scale
         # What a backend can compute again, a checkpoint's recomputation of the layer need not compute.
@@ -111,9 +111,11 @@ def experts(backend: Backend, variant: str, *operands: Any, float8: bool = False
 
 
 @cache
-def kernel_of(backend: Backend, variant: str, *, float8: bool = False) -> Callable[..., Tensor]:
+def kernel_of(
+    backend: Backend, variant: str, *, float8: bool = False, mx: bool = False
+) -> Callable[..., Tensor]:
     """Return a backend's kernel for ``variant``."""
-    return partial(experts, backend, variant, float8=float8)
+    return partial(experts, backend, variant, float8=float8, mx=mx)
 
 
 def _differentiable(

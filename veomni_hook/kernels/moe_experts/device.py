@@ -25,8 +25,9 @@ X_DESCRIBED, W_DESCRIBED: the operand is a tensor descriptor, not a pointer.
 EVEN: everything that is not read through a descriptor comes in whole tiles.
 FORM, ACTIVATION: the gate, by the numbers of `veomni_hook.kernels.gated_mlp.device`.
 RANK: unless 0, ``low`` times ``low_w`` is added to the product, see `.adapter_device`.
-SCALED: operands are in float8; what the product has for a row is multiplied by ``x_scale`` [T], or [R] if
-    ORDERED, and for a column by ``w_scale`` [E, columns], both float32.
+SCALED: operands are in float8. 1: what the product has for a row is multiplied by ``x_scale`` [T], or [R] if
+    ORDERED, and for a column by ``w_scale`` [E, columns], both float32. 2: MX, where both end in inner / 32
+    and are bytes (`veomni_hook.kernels.float8.reference`).
 
 Arguments that depend on the number of tokens are not specialised, so a new batch size recompiles nothing.
 They are not grouped into tuples: Triton 3.2 accepts none, and with 3.6 a launch of 32 arguments took the host
@@ -39,7 +40,7 @@ import triton.language as tl
 from veomni_hook.kernels.gated_mlp.device import gated, gated_backward
 from veomni_hook.kernels.moe_experts.adapter_device import add_low_rank
 
-__all__ = ["gate_up", "gate_up_backward", "read_tile", "rows_product", "tile_at"]
+__all__ = ["gate_up", "gate_up_backward", "read_tile", "rows_product", "scales", "tile_at"]
 
 
 @triton.jit
@@ -98,26 +99,38 @@ def _parted(pairs, BM: tl.constexpr, BN: tl.constexpr, PAIRED: tl.constexpr):
 
 
 @triton.jit
-def _scaled(
-    acc,  # [BM, BN], float32: the tile itself, not a pointer
-    x_scale, x_rows, w_scale, expert,
-    position, exists,  # [BN]: numbers of columns, whether they exist
-    width,
+def scales(scale, rows, exist, k, inner, BK: tl.constexpr):
+    """The bytes of the scales of a slab of ``rows`` in MX, from column ``k`` on, [rows, BK / 32]."""
+    part = k // 32 + tl.arange(0, BK // 32)[None, :]
+    pointers = scale + rows[:, None] * (inner // 32) + part
+    return tl.load(pointers, mask=exist & (part < inner // 32), other=0)
+
+
+@triton.jit
+def _dot(
+    a, b, acc, x_scale, x_rows, w_scale, column, exists, k, inner, BK: tl.constexpr, SCALED: tl.constexpr
 ):  # fmt: skip
-    """``acc`` times the scales of its rows and of its columns."""
-    of_columns = tl.load(w_scale + expert.to(tl.int64) * width + position, mask=exists, other=0.0)
-    return acc * tl.load(x_scale + x_rows)[:, None] * of_columns[None, :]
+    """``acc`` plus the product of two slabs."""
+    if SCALED == 2:
+        of_a = scales(x_scale, x_rows, k < inner, k, inner, BK)
+        of_b = scales(w_scale, column, exists[:, None], k, inner, BK)
+        acc = tl.dot_scaled(a, of_a, "e4m3", b, of_b, "e4m3", acc)
+    else:
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
 def _product(
     x,  # D: a pointer to rows, or a descriptor of contiguous rows, which is read from ``first_row`` on
-    x_offsets,  # [BM], int64: from ``x`` to each row, unless X_DESCRIBED
+    x_rows, stride_x_row,  # [BM], int64: numbers of rows, read unless X_DESCRIBED
     first_row,
     w,  # [E, columns, inner] or TRANSPOSED, D: a pointer or a descriptor
     stride_w_expert, stride_w_column, stride_w_inner, expert, first_column, inner, columns,
+    x_scale, w_scale,  # as SCALED says
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr,
     X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
     """A tile of rows of x times a tile of columns of the expert's weight, in float32."""
     WIDE: tl.constexpr = BN if PAIRED == 0 else 2 * BN
@@ -125,8 +138,9 @@ def _product(
     STEP: tl.constexpr = 2 if PAIRED == 2 else 1
     lane = tl.arange(0, BK)
     position, exists = _columns(first_column, columns, BN, PAIRED)
+    column = expert.to(tl.int64) * (1 if PAIRED == 0 else 2) * columns + position
     if not X_DESCRIBED:
-        x_pointers = x + x_offsets[:, None] + lane[None, :]
+        x_pointers = x + (x_rows * stride_x_row)[:, None] + lane[None, :]
     if not W_DESCRIBED:
         w_pointers = w + expert.to(tl.int64) * stride_w_expert
         w_pointers += position.to(tl.int64)[None, :] * stride_w_column
@@ -151,7 +165,10 @@ def _product(
                 mask=(lane[:, None] < inner - k) & exists[None, :],
                 other=0.0,
             )
-        acc = tl.dot(a, b, acc, input_precision="ieee")
+        acc = _dot(a, b, acc, x_scale, x_rows, w_scale, column, exists, k, inner, BK, SCALED)
+    if SCALED == 1:
+        of_columns = tl.load(w_scale + column, mask=exists, other=0.0)
+        acc *= tl.load(x_scale + x_rows)[:, None] * of_columns[None, :]
     return acc
 
 
@@ -186,13 +203,10 @@ def gate_up(
         rows = first_row + tl.arange(0, BM)
         x_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
         acc = _product(
-            x, x_rows * stride_x_row, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert,
-            n * BN, inner, columns, BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
+            x, x_rows, stride_x_row, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert,
+            n * BN, inner, columns, x_scale, w_scale, BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED,
+            W_DESCRIBED, EVEN, STAGES, SCALED,
         )  # fmt: skip
-        if SCALED:
-            position, exists = _columns(n * BN, columns, BN, PAIRED)
-            width = (1 if PAIRED == 0 else 2) * columns
-            acc = _scaled(acc, x_scale, x_rows, w_scale, expert, position, exists, width)
         if RANK > 0:
             position, exists = _columns(n * BN, columns, BN, PAIRED)
             width = (1 if PAIRED == 0 else 2) * columns
@@ -260,12 +274,11 @@ def rows_product(
         row_mask = rows < end
         x_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
         acc = _product(
-            x, x_rows * inner, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert, n * BN,
-            inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
+            x, x_rows, inner, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert, n * BN,
+            inner, columns, x_scale, w_scale, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN,
+            STAGES, SCALED,
         )  # fmt: skip
         column = n * BN + tl.arange(0, BN)
-        if SCALED:
-            acc = _scaled(acc, x_scale, x_rows, w_scale, expert, column, column < columns, columns)
         if RANK > 0:
             acc = add_low_rank(
                 acc, low, low_w, rows, row_mask, expert, column, column < columns, columns, RANK, TURNED
@@ -371,6 +384,7 @@ def gate_up_backward(
     W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
     ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
     low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
+    x_scale=None, w_scale=None, SCALED: tl.constexpr = 0,
 ):  # fmt: skip
     """dh = dout[token] D_e';  [dg, du] = gate'(g, u) (w dh);  the sums <dh, h>;  w h with h = gate(g, u).
 
@@ -386,8 +400,9 @@ def gate_up_backward(
         row_mask = rows < end
         dout_rows = _rows_of_x(tokens, rows, first_row, end, ORDERED)
         dh = _product(
-            dout, dout_rows * stride_dout_row, first_row, w, stride_w_expert, stride_w_column, stride_w_inner,
-            expert, n * BN, inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
+            dout, dout_rows, stride_dout_row, first_row, w, stride_w_expert, stride_w_column, stride_w_inner,
+            expert, n * BN, inner, columns, x_scale, w_scale, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED,
+            W_DESCRIBED, EVEN, STAGES, SCALED,
         )  # fmt: skip
         column = n * BN + tl.arange(0, BN)
         if RANK > 0:

@@ -4,8 +4,8 @@ Forward:  z = x[token] U_e;  y = gate(z) D_e, with scales of the rows of x and o
           columns
 Backward: products with grad[token] and dz likewise;  dU_e = (s dz)' q where the rows of x are s q, with
           scales of the columns of s dz, of one expert; dD_e likewise, with the rows of grad
-Numbers and scales are those of `veomni_hook.kernels.float8.reference`; all else is as in `triton` on a GPU,
-and as in `torch` on a CPU.
+Numbers and scales are those of `veomni_hook.kernels.float8.reference`, in MX with a scale for 32 neighbours
+along each sum; all else is as in `triton` on a GPU, and as in `torch` on a CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from veomni_hook.kernels.moe_experts import torch as on_cpu
 from veomni_hook.kernels.moe_experts.forms import taken_apart
 from veomni_hook.kernels.moe_experts.low_rank import without_adapters
 
-__all__ = ["ROWS", "kernel", "refuses"]
+__all__ = ["ROWS", "kernel", "kernel_in_mx", "refuses", "refuses_mx"]
 
 #: Rows of an expert, on average, from which on a GPU multiplies in float8: with fewer, casts of the weights
 #: take longer than the products save. Against bfloat16, an H200 took 0.97 and 0.78 of the time with as many
@@ -40,11 +40,12 @@ def _home(device: str) -> ModuleType:
     return triton
 
 
-def kernel(variant: str) -> Callable[..., Tensor]:
+def kernel(variant: str, *, mx: bool = False) -> Callable[..., Tensor]:
     """Return the kernel for ``variant``."""
     homes = {device: _home(device) for device in ("cpu", "cuda") if device == "cpu" or find_spec("triton")}
     return partial(
-        _run, {device: (home.kernel(variant), home.in_float8(variant)) for device, home in homes.items()}
+        _run,
+        {device: (home.kernel(variant), home.in_float8(variant, mx=mx)) for device, home in homes.items()},
     )
 
 
@@ -62,15 +63,18 @@ def _run(
     return kernels[kind][many](x, index, weights, up, *operands)
 
 
-def refuses(owner: object, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any, mx: bool = False) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None.
 
     Raises:
         KernelError: their device has no float8, or there is no Triton for it.
     """
-    check_device(operands[0])
+    check_device(operands[0], mx=mx)
     reason: str | None = _home(operands[0].device.type).refuses(owner, *operands)
     if reason is not None:
         return reason
     tensors, _ = taken_apart(without_adapters(operands))
-    return widths_refused(tensors.up) or widths_refused(tensors.down)
+    return widths_refused(tensors.up, mx=mx) or widths_refused(tensors.down, mx=mx)
+
+
+kernel_in_mx, refuses_mx = partial(kernel, mx=True), partial(refuses, mx=True)

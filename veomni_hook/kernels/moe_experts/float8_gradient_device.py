@@ -4,15 +4,17 @@ Backward: out_e = left' right over the rows of expert e, as in `.weight_gradient
 `.device` defines T, R, E and tiles; P and Q are the columns of the two factors. Hopper multiplies float8
 along neighbours alone, so rows become columns first: those of tile m are the columns from ``m BM`` on, with
 zeros where the expert has no more rows. W is ``max_tiles BM``. A row's scale would stand in the middle of the
-sum: the other factor is multiplied by it.
+sum: the other factor is multiplied by it. In MX (`veomni_hook.kernels.float8.reference`), 32 of those columns
+share a scale, and no factor needs the other's.
 """
 
 import triton
 import triton.language as tl
 
-from veomni_hook.kernels.moe_experts.device import read_tile, tile_at
+from veomni_hook.kernels.float8.device import store_in_mx
+from veomni_hook.kernels.moe_experts.device import read_tile, scales, tile_at
 
-__all__ = ["turned", "weight_gradient", "write_columns"]
+__all__ = ["turned", "turned_to_mx", "weight_gradient", "write_columns"]
 
 
 @triton.jit
@@ -49,6 +51,29 @@ def turned(
         write_columns(q, packed, column, column < columns, m, max_tiles, QUARTER)
 
 
+@triton.jit(do_not_specialize=["max_tiles"])
+def turned_to_mx(
+    x,  # [T, columns], or [R, columns] unless GATHERED, D
+    tokens,  # [R], int32: the token of a row
+    tiles,  # [3 * max_tiles + 1], int32
+    q,  # [columns, W], float8: the result
+    scale,  # [columns, W / 32], bytes: the result
+    max_tiles, columns, stride_x,
+    BM: tl.constexpr, BC: tl.constexpr, GATHERED: tl.constexpr,
+):  # fmt: skip
+    """Rows as columns in MX. Grid: (max_tiles, cdiv(columns, BC))."""
+    m = tl.program_id(0)
+    if m < tl.load(tiles + 3 * max_tiles):
+        _, first_row, end = read_tile(tiles, max_tiles, m)
+        row = first_row + tl.arange(0, BM)
+        column = tl.program_id(1) * BC + tl.arange(0, BC)
+        inside = (row < end)[:, None] & (column < columns)[None, :]
+        if GATHERED:
+            row = tl.load(tokens + row, mask=row < end, other=0)
+        values = tl.load(x + row.to(tl.int64)[:, None] * stride_x + column[None, :], mask=inside, other=0.0)
+        store_in_mx(tl.trans(values), q, scale, column, m * BM, columns, max_tiles * BM, BC, BM)
+
+
 @triton.jit
 def _slab(x, first_row, k, rows, width, BLOCK: tl.constexpr, BK: tl.constexpr, DESCRIBED: tl.constexpr):
     """A block [BLOCK, BK] of ``x`` [rows, width]."""
@@ -65,18 +90,18 @@ def _slab(x, first_row, k, rows, width, BLOCK: tl.constexpr, BK: tl.constexpr, D
 def weight_gradient(
     left,  # [P, W], float8: a pointer or a descriptor
     right,  # [Q, W], float8: likewise
-    scale,  # [E, P], or [E, Q] unless LEFT_SCALED, float32
+    left_scale, right_scale,  # None and [E, Q], or [E, P] and None, float32; or MX [P, W / 32], [Q, W / 32]
     out,  # [E, P, Q], the weight's dtype: written
     experts,  # [4 E], int32: expert, first row, end and first tile of each, those with most rows first
     max_tiles, num_experts, p_columns, q_columns,
     BM: tl.constexpr, BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    STAGES: tl.constexpr, LEFT_SCALED: tl.constexpr, DESCRIBED: tl.constexpr,
-    FLATTEN: tl.constexpr,
+    STAGES: tl.constexpr, DESCRIBED: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """out_e = left' right over the rows of expert e; 0 without rows.
 
     Grid: (programs,) over experts and tiles of BP by BQ. BK divides BM.
     """
+    MX: tl.constexpr = left_scale is not None and right_scale is not None
     p_tiles = tl.cdiv(p_columns, BP)
     q_tiles = tl.cdiv(q_columns, BQ)
     tiles_per_expert = p_tiles * q_tiles
@@ -89,18 +114,23 @@ def weight_gradient(
         p, q = tile_at(index % tiles_per_expert, p_tiles, q_tiles, GROUP)
         rows = tl.load(place + 2 * num_experts) - tl.load(place + num_experts)
         begin = tl.load(place + 3 * num_experts) * BM
+        row, column = p * BP + tl.arange(0, BP), q * BQ + tl.arange(0, BQ)
         acc = tl.zeros([BP, BQ], tl.float32)
         for k in tl.range(begin, begin + tl.cdiv(rows, BM) * BM, BK, num_stages=STAGES):
             a = _slab(left, p * BP, k, p_columns, width, BP, BK, DESCRIBED)
             b = _slab(right, q * BQ, k, q_columns, width, BQ, BK, DESCRIBED)
-            acc = tl.dot(a, tl.trans(b), acc)
-        row, column = p * BP + tl.arange(0, BP), q * BQ + tl.arange(0, BQ)
-        if LEFT_SCALED:
-            s = tl.load(scale + expert.to(tl.int64) * p_columns + row, mask=row < p_columns, other=0.0)
+            if MX:
+                of_a = scales(left_scale, row.to(tl.int64), (row < p_columns)[:, None], k, width, BK)
+                of_b = scales(right_scale, column.to(tl.int64), (column < q_columns)[:, None], k, width, BK)
+                acc = tl.dot_scaled(a, of_a, "e4m3", tl.trans(b), of_b, "e4m3", acc)
+            else:
+                acc = tl.dot(a, tl.trans(b), acc)
+        if right_scale is None:
+            s = tl.load(left_scale + expert.to(tl.int64) * p_columns + row, mask=row < p_columns, other=0.0)
             acc *= s[:, None]
-        else:
-            s = tl.load(scale + expert.to(tl.int64) * q_columns + column, mask=column < q_columns, other=0.0)
-            acc *= s[None, :]
+        elif left_scale is None:
+            place = expert.to(tl.int64) * q_columns + column
+            acc *= tl.load(right_scale + place, mask=column < q_columns, other=0.0)[None, :]
         out_pointers = out + (expert.to(tl.int64) * p_columns + row[:, None]) * q_columns + column[None, :]
         mask = (row < p_columns)[:, None] & (column < q_columns)[None, :]
         tl.store(out_pointers, acc.to(out.dtype.element_ty), mask=mask)

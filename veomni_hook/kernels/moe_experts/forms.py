@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
     ``activation`` is a name in `activations.FUNCTIONS`. ``limit`` and ``alpha`` are 0 if the variant has
     none. ``dtype`` is the dtype of the products. With ``float8``, their operands are
-    cast to float8 first.
+    cast to float8 first, with ``mx`` to MXFP8.
     """
 
     variant: str
@@ -42,6 +42,7 @@ class Form(NamedTuple):
     alpha: float
     dtype: torch.dtype
     float8: bool = False
+    mx: bool = False
 
 
 class Operands(NamedTuple):

@@ -19,7 +19,7 @@ from veomni_hook.kernels.shared.operators import operator, watched
 __all__ = ["define_backend"]
 
 # Parts of schemas.
-_FORM = "str variant, str activation, float limit, float alpha, ScalarType dtype, bool float8"
+_FORM = "str variant, str activation, float limit, float alpha, ScalarType dtype, bool float8, bool mx"
 _OPERANDS = (
     "Tensor hidden_states, Tensor top_k_index, Tensor top_k_weights, Tensor up, Tensor? up_bias, Tensor down,"
     " Tensor? down_bias"

@@ -39,7 +39,7 @@ __all__ = ["remark", "watch"]
 
 _HOME, _KIND, _METHOD = "peft.tuners.lora.layer", "ParamWrapper", "_activate_lora"
 #: The backends of `LAYOUTS` that take adapters.
-_TAKING = frozenset(("float8", "torch", "triton"))
+_TAKING = frozenset(("float8", "mxfp8", "torch", "triton"))
 _STACKED = 3
 
 #: By module of experts, for each of its parameters: PEFT's wrapper, and why it is left to PEFT, or None.

@@ -120,7 +120,8 @@ def product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool 
     for expert, rows in chunk.experts:
         if form.float8:
             matrix = weights[expert] if turned else weights[expert].t()
-            output[rows] = float8.product(float8.quantised(x[rows]), float8.quantised(matrix), x.dtype)
+            left, right = (float8.quantised(factor, mx=form.mx) for factor in (x[rows], matrix))
+            output[rows] = float8.product(left, right, x.dtype)
         else:
             # Round to autocast's dtype, even if the product has a higher precision.
             weight = weights[expert].to(form.dtype).to(x.dtype)
@@ -142,12 +143,21 @@ def _as_float8(wide: Tensor, rows: Tensor, chunk: Chunk, form: Form) -> tuple[Te
     """Return the factors of a weight's gradient: in float8 ``s wide`` and q, where ``rows = s q``."""
     if not form.float8:
         return wide, rows
+    if form.mx:
+        return _columns_in_mx(wide, chunk), _columns_in_mx(rows, chunk)
     values, factors = float8.quantised(rows)
     wide = wide * factors.to(wide.dtype)
     for _, part in chunk.experts:
         columns, scales = float8.quantised(wide[part].t())
         wide[part] = (columns.to(wide.dtype) * scales.to(wide.dtype)).t()
     return wide, values.to(rows.dtype)
+
+
+def _columns_in_mx(x: Tensor, chunk: Chunk) -> Tensor:
+    cast = torch.empty_like(x)
+    for _, part in chunk.experts:
+        cast[part] = float8.dequantised(*float8.quantised(x[part].t(), mx=True)).t()
+    return cast
 
 
 def _adapted(

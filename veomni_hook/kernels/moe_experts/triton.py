@@ -223,17 +223,19 @@ def _backward(
     of_x: Any = rows
     dz: Any
     weighted: Any
-    if form.float8:
+    if form.float8 and not form.mx:
         of_grad, of_x = cast_rows(grad), cast_rows(rows)
         of_dz, columns_of_dz, of_h, sums, dz, weighted = triton_float8.gate_gradients(
             of_grad, of_x, down, products, routing, weights, expert, form, needed, spend=spend,
             keep=needed.up_bias or bool(of_up or of_down), low=down_back,
         )  # fmt: skip
     else:
+        dout, matrix, turned, scales = operands_of(grad_rows, down, form, transposed=not expert.transposed)
         dz, weighted, sums = triton_products.gate_up_backward(
-            grad_rows, down.to(form.dtype), products, routing, weights, expert, spend=spend, ordered=ordered,
-            low=down_back,
+            dout, matrix, products, routing, weights, expert._replace(transposed=not turned), spend=spend,
+            ordered=ordered, low=down_back, scales=scales,
         )  # fmt: skip
+        del dout, matrix, scales
         of_dz, columns_of_dz, of_h = dz, dz, weighted
     # Copies may use the memory of gate and up, unless their gradients are there.
     room = products if form.float8 and spend and dz is None else None
@@ -280,7 +282,7 @@ def _input_gradient(
     room: Tensor | None,
 ) -> Tensor:
     turned = not LAYOUTS[form.variant].transposed
-    if form.float8 and turned and low is None:
+    if form.float8 and not form.mx and turned and low is None:
         return triton_float8.input_gradient(dz, up, routing, form, dtype, room)
     dz, up, turned, scales = operands_of(dz, up, form, transposed=turned)
     rows = triton_products.input_gradient(dz, up, routing, transposed=not turned, low=low, scales=scales)

@@ -2,7 +2,9 @@
 
 Scales are those of `veomni_hook.kernels.float8.reference`. Gradients of weights sum over rows, and so a row's
 scale cannot be taken out of the sum: ``dU_e = (s dz)' q`` for rows ``x = s q``, where ``s dz`` is cast with a
-scale for each of its columns, of one expert. Mutates: `gate_gradients` its ``products`` on request.
+scale for each of its columns, of one expert. In MX, where 32 neighbours along a sum share a scale, factors
+are cast by themselves, and gradients of gate and up are those of `triton_products`. Mutates: `gate_gradients`
+its ``products`` on request.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.float8.reference import FLOAT8
-from veomni_hook.kernels.float8.triton import quantised, quantised_columns
+from veomni_hook.kernels.float8.reference import FLOAT8, SHARED
+from veomni_hook.kernels.float8.triton import in_mx, quantised, quantised_columns
 from veomni_hook.kernels.moe_experts import float8_gate_device as gate_device
 from veomni_hook.kernels.moe_experts import float8_gradient_device as device
 from veomni_hook.kernels.moe_experts import triton_products, triton_sums
@@ -35,7 +37,7 @@ Tensor = torch.Tensor
 
 #: Rows of a tile. On a GPU, experts have more (`veomni_hook.kernels.moe_experts.float8.ROWS`).
 BLOCK = 128
-_COLUMNS = 128
+_COLUMNS, _MX_COLUMNS = 128, 64
 #: Columns of a tile of gates, tiles of rows that share them, warps, and tiles whose largest a program finds.
 _GATES, _GROUP, _WARPS, _SPAN = 32, 8, 4, 4
 
@@ -45,7 +47,7 @@ class Cast(NamedTuple):
 
     Attributes:
         values: [rows, columns], or [columns, bytes] as `float8_gradient_device` has columns.
-        scale: float32, [rows, 1], or [E, columns].
+        scale: float32, [rows, 1], or [E, columns]; in MX bytes, of 32 neighbours each.
     """
 
     values: Tensor
@@ -71,6 +73,10 @@ def operands_of(
     """
     if isinstance(x, Tensor) and not form.float8:
         return x, weight.to(form.dtype), transposed, None
+    if isinstance(x, Tensor) and form.mx:
+        values, of_rows = in_mx(x)
+        matrices, of_columns = in_mx(weight, turned=transposed)
+        return values, matrices, False, Scales(of_rows, of_columns, form.dtype)
     values, of_rows = cast_rows(x) if isinstance(x, Tensor) else x
     if transposed:
         matrices, of_columns = quantised_columns(weight)
@@ -186,8 +192,8 @@ def input_gradient(
 
 
 def weight_gradient(
-    left: Cast,
-    right: Cast,
+    left: Cast | Tensor,
+    right: Cast | Tensor,
     routing: Routing,
     *,
     gathered: tuple[bool, bool],
@@ -197,20 +203,33 @@ def weight_gradient(
 ) -> Tensor:
     """Return what `triton_products.weight_gradient` does, from products in float8.
 
-    The ``gathered`` factor has rows of tokens, whose scales are in the other one, from `gate_gradients`.
-    ``room``: see `triton_products.within`.
+    The ``gathered`` factor has rows of tokens, whose scales are in the other one, from `gate_gradients`; in
+    MX both are tensors. ``room``: see `triton_products.within`.
     """
-    rows, wide = (left, right) if gathered[0] else (right, left)
-    p, q = rows.values.shape[1], wide.values.shape[0]
-    p, q = (p, q) if gathered[0] else (q, p)
-    tile = tile or float8_weight_tile(rows.values)
-    out = torch.empty(routing.num_experts, p, q, dtype=dtype, device=rows.values.device)
+    factors = tuple(zip((left, right), gathered, strict=True))
+    p, q = (
+        factor.shape[1] if isinstance(factor, Tensor) else factor.values.shape[1 if of_tokens else 0]
+        for factor, of_tokens in factors
+    )
+    x = left if isinstance(left, Tensor) else left.values
+    tile = tile or float8_weight_tile(x)
+    out = torch.empty(routing.num_experts, p, q, dtype=dtype, device=x.device)
     if out.numel() == 0:
         return out
     if routing.num_rows == 0:
         return out.zero_()
-    copied = _turned(rows.values, routing, room)
-    operands: list[Any] = [copied, wide.values] if gathered[0] else [wide.values, copied]
+    operands: list[Any] = []
+    scales: list[Tensor | None] = []
+    for factor, of_tokens in factors:
+        scale: Tensor | None
+        if isinstance(factor, Tensor):
+            values, scale = _turned_to_mx(factor, routing, gathered=of_tokens)
+        elif of_tokens:
+            values, scale = _turned(factor.values, routing, room), None
+        else:
+            values, scale = factor
+        operands.append(values)
+        scales.append(scale)
     blocks = (tile.rows, tile.columns)
     as_descriptors = all(describable(operand, tile) for operand in operands)
     if as_descriptors:
@@ -219,9 +238,9 @@ def weight_gradient(
         ]
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
     device.weight_gradient[grid(out, tile, tiles)](
-        *operands, wide.scale, out, routing.experts, routing.max_tiles, routing.num_experts, p, q,
+        *operands, *scales, out, routing.experts, routing.max_tiles, routing.num_experts, p, q,
         routing.block, *blocks, tile.depth, tile.group, tile.stages,
-        not gathered[0], as_descriptors, tile.flatten, num_warps=tile.warps,
+        as_descriptors, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return out
 
@@ -235,3 +254,15 @@ def _turned(x: Tensor, routing: Routing, room: Tensor | None = None) -> Tensor:
         routing.max_tiles, columns, x.stride(0), routing.block, _COLUMNS, num_warps=8,
     )  # fmt: skip
     return q
+
+
+def _turned_to_mx(x: Tensor, routing: Routing, *, gathered: bool) -> tuple[Tensor, Tensor]:
+    """Return rows, or those of tokens, as columns in MX, [columns, bytes], and their scales."""
+    columns, width = x.shape[1], routing.max_tiles * routing.block
+    q = x.new_empty(columns, width, dtype=FLOAT8)
+    scale = x.new_empty(columns, width // SHARED, dtype=torch.uint8)
+    device.turned_to_mx[routing.max_tiles, cdiv(columns, _MX_COLUMNS)](
+        x, routing.tokens, routing.tiles, q, scale,
+        routing.max_tiles, columns, x.stride(0), routing.block, _MX_COLUMNS, gathered, num_warps=8,
+    )  # fmt: skip
+    return q, scale

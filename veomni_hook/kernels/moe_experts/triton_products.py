@@ -93,8 +93,8 @@ class Scales(NamedTuple):
     """What a product of float8 operands is multiplied by, and the dtype of its result.
 
     Attributes:
-        rows: float32, one for each row of x.
-        columns: [E, columns], float32, one for each column of the product.
+        rows: float32, one for each row of x; in MX bytes [rows, inner / 32].
+        columns: [E, columns], float32, one for each column of the product; in MX [E, columns, inner / 32].
         dtype: bfloat16, float16 or float32.
     """
 
@@ -109,7 +109,8 @@ def _more(low: Low | None, scales: Scales | None) -> dict[str, Any]:
     if low is not None:
         more |= {"low": low.rows, "low_w": low.matrix, "RANK": low.rows.shape[1], "TURNED": low.turned}
     if scales is not None:
-        more |= {"x_scale": scales.rows, "w_scale": scales.columns, "SCALED": 1}
+        scaled = 2 if scales.rows.dtype is torch.uint8 else 1
+        more |= {"x_scale": scales.rows, "w_scale": scales.columns, "SCALED": scaled}
     return more
 
 
@@ -309,6 +310,7 @@ def gate_up_backward(
     ordered: bool = False,
     tile: Tile | None = None,
     low: Low | None = None,
+    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of gate and up from the gradient of the result.
 
@@ -323,6 +325,7 @@ def gate_up_backward(
         ordered: ``dout`` is in experts' order.
         tile: a configuration; by default chosen by shape.
         low: added to the gradient of h.
+        scales: of ``dout`` and ``weight``, if they are cast.
 
     Returns:
         The gradients of gate and up [rows, 2I], the routing weight times h [rows, I] for the gradient of
@@ -331,7 +334,7 @@ def gate_up_backward(
     hidden = dout.shape[1]
     columns = products.shape[1] // 2 if expert.paired else products.shape[1]
     gradients = products if spend else torch.empty_like(products)
-    by_gluon = not (tile or low or ordered) and not gluon_choice.gate_up_backward_refuses(
+    by_gluon = not (tile or low or ordered or scales) and not gluon_choice.gate_up_backward_refuses(
         dout, weight, products, routing, form=expert.form, paired=expert.paired
     )
     if by_gluon:
@@ -361,7 +364,7 @@ def gate_up_backward(
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         expert.paired, not expert.transposed, ordered, dout_descriptor is not None, w_descriptor is not None,
         _even(tile, hidden, columns, w_descriptor), tile.parts, expert.form, expert.activation, tile.flatten,
-        num_warps=tile.warps, **_more(low, None),
+        num_warps=tile.warps, **_more(low, scales),
     )  # fmt: skip
     return gradients, h, partial
 

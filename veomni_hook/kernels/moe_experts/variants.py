@@ -124,7 +124,14 @@ _FLOAT8 = backend(
     automatic=False,
     description="as triton, or torch on a CPU, with products in float8 where experts have many rows",
 )
-_STACKED = (_TRITON, _NPU, _TORCH, _FLOAT8)
+_MXFP8 = replace(
+    _FLOAT8,
+    backend="mxfp8",
+    load=".float8:kernel_in_mx({variant})",
+    refuses=".float8:refuses_mx",
+    description="as float8, in MX: 32 neighbours share a scale (Blackwell)",
+)
+_STACKED = (_TRITON, _NPU, _TORCH, _FLOAT8, _MXFP8)
 # torch._grouped_mm supports only bfloat16.
 _IN_FLOAT32 = (
     replace(_TRITON, loses=".triton:loses_in_float32"),
