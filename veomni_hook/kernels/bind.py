@@ -35,7 +35,7 @@ def bind(
         model: any ``nn.Module``; applies to those of its modules that have kernel slots.
         preset: ``auto``, ``eager`` or a backend, for every op.
         precision: a value of the setting of this name, for linear layers and experts of this model:
-            ``float8``, or ``none``. Call it before the model is wrapped or sharded.
+            ``float8``, ``mxfp8``, or ``none``. Call it before the model is wrapped or sharded.
         **ops: the same for single ops; None removes the op's binding.
 
     Raises:

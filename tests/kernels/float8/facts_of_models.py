@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 
 import torch
 
@@ -24,14 +25,18 @@ from transformers import (  # noqa: E402
 )
 
 SIZES = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2,
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
 }  # fmt: skip
 IDS = torch.arange(1, 65).reshape(2, 32)
+FORMAT = os.environ["VEOMNI_PRECISION"] or "float8"
+
+
+CLASSES = ("Float8Linear", "MXLinear")
 
 
 def in_float8(model):
-    return [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
+    return [name for name, module in model.named_modules() if type(module).__name__ in CLASSES]
 
 
 def loss_of(model):
@@ -53,7 +58,7 @@ def of_experts():
 
     def made(**changes):
         torch.manual_seed(0)
-        more = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        more = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
         config = Qwen3MoeConfig(**SIZES, **more, head_dim=16, mlp_only_layers=[0])
         return Qwen3MoeForCausalLM._from_config(config, **changes).train()
 
@@ -63,14 +68,14 @@ def of_experts():
     told["copied"] = [loss_of(copied), ran(copied)]
     if told["notes"]:
         told["compiled"] = loss_of(torch.compile(copy.deepcopy(model), backend="aot_eager"))
-    veomni_hook.bind(model, precision="float8,skip=experts")
+    veomni_hook.bind(model, precision=f"{FORMAT},skip=experts")
     told["left out"] = [loss_of(model), ran(model), notes(model)]
     veomni_hook.bind(model, precision="none")
     told["none"] = [loss_of(model), ran(model)]
-    veomni_hook.bind(model, moe_experts="torch", precision="float8")
+    veomni_hook.bind(model, moe_experts="torch", precision=FORMAT)
     told["bound"] = [loss_of(model), ran(model), notes(model)]
     chosen = made(experts_implementation="grouped_mm")
-    veomni_hook.bind(chosen, precision="float8")
+    veomni_hook.bind(chosen, precision=FORMAT)
     told["chosen"] = [loss_of(chosen), ran(chosen), notes(chosen)]
     model = made()
     adapters = peft.LoraConfig(target_parameters=["experts.down_proj"], target_modules=[], r=16)

@@ -42,7 +42,7 @@ def dense(**changes):
 
 
 def in_float8(model):
-    return [name for name, module in model.named_modules() if type(module) is Float8Linear]
+    return [name for name, module in model.named_modules() if isinstance(module, Float8Linear)]
 
 
 def names(model):
@@ -157,6 +157,29 @@ def test_quantised_layers_and_adapters_stay():
     assert reasons["self_attn.v_proj.lora_A.default"] == "it is an adapter"
     assert reasons["self_attn.v_proj.base_layer"] == ""
     assert type(adapted.base_layer) is Float8Linear
+
+
+def test_a_model_in_mx(monkeypatch):
+    """Layers and what `explain` says; the other format in one model; and the way back."""
+    model = dense(head_dim=16)
+    plain = model(input_ids=IDS, labels=IDS).loss
+    adapt(model, parsed("mxfp8,skip=k_proj"))
+    assert names(model) == ["o_proj", "q_proj", "v_proj"]  # its MLP has a width of 48
+    assert "MXLinear(in_features=64, out_features=32" in str(model)
+    loss = model(input_ids=IDS, labels=IDS).loss
+    loss.backward()
+    assert 0 < (loss - plain).abs() < 0.05 * plain
+    notes = list(notes_on_precision(model))
+    assert notes[0] == "precision: in mxfp8: 9 linear layers: 3 q_proj, 3 v_proj, 3 o_proj"
+    with monkeypatch.context() as patched:
+        patched.setattr(STATE, "precision", "mxfp8")
+        assert any("not in mxfp8: 3 k_proj" in note for note in notes_on_precision(model))
+    bind(model, precision="float8")
+    assert "MXLinear" not in str(model) and names(model) == sorted(ATTENTION + MLP)
+    adapt(model, parsed("mxfp8"))
+    assert "MXLinear" not in str(model)  # what multiplies in float8 keeps doing so
+    bind(model, precision="none")
+    assert torch.equal(model(input_ids=IDS, labels=IDS).loss, plain)
 
 
 def test_explain_says_what_is_in_float8_and_why_not():

@@ -9,8 +9,12 @@ pytest.importorskip("peft")
 from tests.once import once
 from tests.processes import facts, outputs, started
 
-NOT = "precision: not in float8: 1 experts: {} was chosen"
+FORMATS = "float8", "mxfp8"
 LAYER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def not_in(form, what):
+    return f"precision: not in {form}: 1 experts: {what} was chosen"
 
 
 def told(factory, value):
@@ -20,11 +24,12 @@ def told(factory, value):
     return once(factory, f"float8-{value}", make)
 
 
-def test_a_script_trains_in_float8(tmp_path_factory):
-    plain, ours = told(tmp_path_factory, ""), told(tmp_path_factory, "float8")
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_script_trains_in_float8(tmp_path_factory, form):
+    plain, ours = told(tmp_path_factory, ""), told(tmp_path_factory, form)
     assert plain["modules"] == plain["notes"] == []
     assert len(ours["modules"]) == 2 * len(LAYER)
-    assert ours["notes"][0].startswith("precision: in float8: 14 linear layers: 2 q_proj, 2 k_proj, ")
+    assert ours["notes"][0].startswith(f"precision: in {form}: 14 linear layers: 2 q_proj, 2 k_proj, ")
     assert ours["loss"] != plain["loss"]
     assert ours["loss"] == pytest.approx(plain["loss"], rel=2e-2)
     assert ours["checkpointed"] == pytest.approx(ours["loss"], rel=1e-5)
@@ -33,8 +38,9 @@ def test_a_script_trains_in_float8(tmp_path_factory):
     assert ours["later"] == []
 
 
-def test_adapters_on_a_base_in_float8(tmp_path_factory):
-    plain, ours = told(tmp_path_factory, ""), told(tmp_path_factory, "float8")
+@pytest.mark.parametrize("form", FORMATS)
+def test_adapters_on_a_base_in_float8(tmp_path_factory, form):
+    plain, ours = told(tmp_path_factory, ""), told(tmp_path_factory, form)
     modules, loss = ours["adapted"]
     assert len(modules) == 2 * len(LAYER)
     assert all(name.endswith("base_layer") for name in modules)
@@ -44,28 +50,35 @@ def test_adapters_on_a_base_in_float8(tmp_path_factory):
     assert ours["ran"] == plain["ran"]
 
 
-def test_experts(tmp_path_factory):
-    plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", "float8"))
+@pytest.mark.parametrize("form", FORMATS)
+def test_experts(tmp_path_factory, form):
+    plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", form))
     assert plain["notes"] == []
-    assert ours["ran"] == ["float8"] != plain["ran"]
-    assert ours["notes"][1:] == ["precision: in float8: 1 experts, on a GPU from 1,024 rows of an expert on"]
+    assert ours["ran"] == [form] != plain["ran"]
+    assert ours["notes"][1:] == [f"precision: in {form}: 1 experts, on a GPU from 1,024 rows of an expert on"]
     assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-2)
     assert ours["loss"] != plain["loss"]
-    assert ours["copied"] == [ours["loss"], ["float8"]]
+    assert ours["copied"] == [ours["loss"], [form]]
     assert ours["compiled"] == pytest.approx(ours["loss"], rel=1e-5)
     assert ours["checkpointed"] == pytest.approx(ours["loss"], rel=1e-5)
     assert ours["none"] == [plain["loss"], plain["ran"]]
     for told_ in (plain, ours):
         loss, backends, (_, reason) = told_["left out"]
         assert loss != ours["loss"] and backends == plain["ran"] and "1 experts" in reason
-        assert told_["bound"][1:] == [["torch"], [*told_["bound"][2][:1], NOT.format("moe_experts=torch")]]
-        assert told_["chosen"][2][1] == NOT.format("experts_implementation='grouped_mm'")
+        assert told_["bound"][1:] == [
+            ["torch"],
+            [*told_["bound"][2][:1], not_in(form if told_ is ours else FORMATS[0], "moe_experts=torch")],
+        ]
+        assert told_["chosen"][2][1] == not_in(
+            form if told_ is ours else FORMATS[0], "experts_implementation='grouped_mm'"
+        )
 
 
-def test_adapters_of_experts_in_float8(tmp_path_factory):
-    plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", "float8"))
+@pytest.mark.parametrize("form", FORMATS)
+def test_adapters_of_experts_in_float8(tmp_path_factory, form):
+    plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", form))
     loss, backends, fused = ours["adapted"]
-    assert backends == ["float8"] and fused
+    assert backends == [form] and fused
     assert loss != plain["adapted"][0]
     assert loss == pytest.approx(plain["adapted"][0], rel=1e-2)
     assert ours["trained"] == ["lora_A", "lora_B"]

@@ -57,9 +57,11 @@ def adapt(model: Any, asked: Precision | None = None) -> Any:
     asked = asked or in_force()
     if asked.format:
         for place in places(model, asked):
-            if place.slot is not None and not place.reason:
+            if place.reason or format_of(place.module):
+                continue
+            if place.slot is not None:
                 rebind(place.module, {_EXPERTS: asked.format})
-            elif not place.reason:
+            else:
                 place.module.__class__ = CLASSES[asked.format]
     return model
 
