@@ -34,14 +34,15 @@ PROCESSES = {
     "hook": ("ours", "ours+compile", "ours+graphs"),
     "layers": ("ours+layers+graphs",),
     "float8": ("ours+float8",),
+    "mxfp8": ("ours+mxfp8",),
 }
 #: Those measured by default. Graphs (torch.compile's mode "reduce-overhead", of all or of each layer) help
-#: steps that the host bounds, ``precision=float8`` those whose products are large.
+#: steps that the host bounds, ``precision=float8`` (on Blackwell ``mxfp8``) those whose products are large.
 SIDES = tuple(
-    side for sides in PROCESSES.values() for side in sides if not side.endswith(("graphs", "float8"))
+    side for sides in PROCESSES.values() for side in sides if not side.endswith(("graphs", "fp8", "float8"))
 )
-#: The processes with our kernels.
-OURS = ("hook", "layers", "float8")
+#: The processes with our kernels, and those that are named after a value of the setting ``precision``.
+OURS, FORMATS = ("hook", "layers", "float8", "mxfp8"), ("float8", "mxfp8")
 ROUNDS, STEPS = 3, 4
 TARGET = "families_gpu-cuda.json"
 CACHES = ("dynamic", "static")
@@ -203,7 +204,7 @@ def main() -> None:
         name: Process(
             options.kernels if name in OURS else "none",
             options.device,
-            settings={"VEOMNI_PRECISION": "float8"} if name == "float8" else {},
+            settings={"VEOMNI_PRECISION": name} if name in FORMATS else {},
         )
         for name, own in PROCESSES.items()
         if set(own) & set(sides)

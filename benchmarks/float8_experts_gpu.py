@@ -1,4 +1,7 @@
-"""One layer's experts in bfloat16 and in float8: `python -m benchmarks.float8_experts_gpu`."""
+"""One layer's experts in bfloat16 and in float8: `python -m benchmarks.float8_experts_gpu`.
+
+On Blackwell also in MX.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ SHAPES = [
     (8192, 4096, 14336, 8, 2),
 ]
 STEPS, WARM = 6, 2
+BLACKWELL = (10, 0)
 
 
 def main() -> None:
@@ -32,7 +36,7 @@ def main() -> None:
 
 
 def measured(tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> dict[str, Any]:
-    """Return milliseconds and GiB of both sides, and how far apart results and gradients are, in norms."""
+    """Return milliseconds and GiB of all sides, and how far apart results and gradients are, in norms."""
     from veomni_hook.kernels.moe_experts import triton
 
     torch.manual_seed(0)
@@ -49,7 +53,10 @@ def measured(tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> 
     leaves = x, weights, up, down
     sides: dict[str, Any] = {}
     results: dict[str, list[torch.Tensor]] = {}
-    for name, run in (("bfloat16", triton.kernel("gated")), ("float8", triton.in_float8("gated"))):
+    kernels = {"bfloat16": triton.kernel("gated"), "float8": triton.in_float8("gated")}
+    if torch.cuda.get_device_capability() >= BLACKWELL:
+        kernels["mxfp8"] = triton.in_float8("gated", mx=True)
+    for name, run in kernels.items():
         torch.cuda.reset_peak_memory_stats()
         before, forward, both = torch.cuda.memory_allocated(), [], []
         for step in range(WARM + STEPS):
@@ -72,12 +79,21 @@ def measured(tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> 
             "both_ms": round(statistics.median(both), 3),
             "peak_gib": round(peak, 2),
         }
-    apart = [
-        round(float((one.float() - other.float()).norm() / other.float().norm()), 4)
-        for one, other in zip(results["float8"], results["bfloat16"], strict=True)
-    ]
-    row = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
-    row |= {"sides": sides, "apart": dict(zip(("y", "dx", "dw", "dup", "ddown"), apart, strict=True))}
+    exact = results.pop("bfloat16")
+    for name, cast in results.items():
+        apart = (
+            round(float((one.float() - other.float()).norm() / other.float().norm()), 4)
+            for one, other in zip(cast, exact, strict=True)
+        )
+        sides[name]["apart"] = dict(zip(("y", "dx", "dw", "dup", "ddown"), apart, strict=True))
+    row: dict[str, Any] = {
+        "tokens": tokens,
+        "hidden": hidden,
+        "inner": inner,
+        "experts": experts,
+        "top_k": top_k,
+    }
+    row["sides"] = sides
     print(row, flush=True)
     return row
 
