@@ -82,7 +82,7 @@ def in_float8(arrangement: str) -> dict[str, Any]:
     set_choice("torch")
     sides = []
     for divided in (False, True):
-        model = adapt(small.model("llama", intermediate_size=48), Precision(float8=True))
+        model = adapt(small.model("llama", intermediate_size=48), Precision("float8"))
         if "checkpoints" in arrangement:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         forward = model

@@ -6,6 +6,9 @@ earlier half to its own end. All factors are products of exp(g), so none is abov
 Rows of one [64, PART] are later halves and earlier ones by turns, so each size takes one product of whole
 chunks, of which the blocks beside the diagonal are kept.
 
+Where decays are mild, blocks of 32 positions take the place of the first five sizes: with G from the start of
+the block, exp(G) * query and exp(-G) * key are multiplied, and no factor is far from what it is made of.
+
 With G and R the sums of g up to and with a position and behind it, and L the sum of the chunk, results are
 those of `local_device.local` but for:
 
@@ -17,7 +20,7 @@ import triton.language as tl
 
 from veomni_hook.kernels.gated_delta_rule.local_device import EPS, inverse, read_rows
 
-__all__ = ["extend", "is_later", "local", "neighbours", "row_scale"]
+__all__ = ["extend", "in_blocks", "is_later", "local", "mild", "neighbours", "row_scale"]
 
 
 @triton.jit
@@ -44,6 +47,26 @@ def extend(before, after, level, PART: tl.constexpr):
 
 
 @triton.jit
+def mild(g, rows_k, PART: tl.constexpr, dtype: tl.constexpr):
+    """Sums of ``g`` over blocks of 32 up to and with a position, over the block, and whether to use them.
+
+    exp(60) * 2 ** 40 is less than the largest bfloat16. float16 has none of it.
+    """
+    blocks = tl.reshape(g, (2, 32, PART))
+    whole = tl.broadcast_to(tl.sum(blocks, axis=1, keep_dims=True), (2, 32, PART))
+    sums, whole = tl.reshape(tl.cumsum(blocks, axis=1), (64, PART)), tl.reshape(whole, (64, PART))
+    most = tl.max(tl.max(tl.maximum(tl.abs(sums) / 60, tl.abs(rows_k) * 2.0**-40), axis=1), axis=0)
+    return sums, whole, most < (0.0 if dtype == tl.float16 else 1.0)
+
+
+@triton.jit
+def in_blocks():
+    """Which pairs are in one block of 32, the first position later than the second: [64, 64]."""
+    i = tl.arange(0, 64)
+    return (i[:, None] // 32 == i[None, :] // 32) & (i[:, None] > i[None, :])
+
+
+@triton.jit
 def row_scale(
     x, token, head, length, TOKEN: tl.constexpr, HEAD: tl.constexpr, K: tl.constexpr, BK: tl.constexpr
 ):
@@ -53,26 +76,38 @@ def row_scale(
 
 
 @triton.jit
+def _times(x, y):
+    return x * y
+
+
+@triton.jit
 def _products(
     rows_q,
     rows_k,
     g,
     weights,
     overlap,
-    SOLVE: tl.constexpr,
     PRECISION: tl.constexpr,
     PART: tl.constexpr,
     dtype,
 ):
-    """Add the decayed products of q with k, and of k with k below the diagonal if SOLVE.
+    """Add the decayed products of q with k, and of k with k below the diagonal.
 
     Returned beside both: exp of the sums of g up to and with each position, and behind it, [64, PART].
     """
     i = tl.arange(0, 64)
-    before, after = tl.exp(g), tl.full((64, PART), 1.0, tl.float32)
+    before, after, first = tl.exp(g), tl.full((64, PART), 1.0, tl.float32), 0
     weights += tl.where(i[:, None] == i[None, :], tl.sum(rows_q * rows_k, axis=1)[:, None], 0.0)
+    sums, whole, are_mild = mild(g, rows_k, PART, dtype)
+    if are_mild:
+        before, after, first = tl.exp(sums), tl.exp(whole - sums), 5
+        earlier = tl.trans((rows_k * tl.exp(-sums)).to(dtype))
+        product = tl.dot((rows_q * before).to(dtype), earlier, input_precision=PRECISION)
+        weights += tl.where(in_blocks(), product, 0.0)
+        product = tl.dot((rows_k * before).to(dtype), earlier, input_precision=PRECISION)
+        overlap += tl.where(in_blocks(), product, 0.0)
     # Not unrolled: what is kept for each size would fill the registers.
-    for level in range(6):
+    for level in range(first, 6):
         decay = tl.where(is_later(level), before, after)
         # Factors: predicates for two products would be packed and unpacked.
         block = i >> level
@@ -81,9 +116,8 @@ def _products(
         earlier = (rows_k * decay).to(dtype)
         product = tl.dot((rows_q * decay).to(dtype), tl.trans(earlier), input_precision=PRECISION)
         weights += product * kept
-        if SOLVE:
-            product = tl.dot(earlier, tl.trans(earlier), input_precision=PRECISION)
-            overlap += product * kept
+        product = tl.dot(earlier, tl.trans(earlier), input_precision=PRECISION)
+        overlap += product * kept
         before, after = extend(before, after, level, PART)
     return weights, overlap, before, after
 
@@ -103,7 +137,7 @@ def local(
     solved,  # [chunks, HEADS, 64, 64]: T; a result if SOLVE, else read
     w,  # [chunks, HEADS, 64, BK]: a result
     u,  # [chunks, HEADS, BV, 64]: a result, transposed
-    p,  # [chunks, HEADS, 64, 64]: a result
+    p,  # [chunks, HEADS, 64, 64]: a result if SOLVE
     HEADS: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -146,9 +180,15 @@ def local(
         rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
         rows_k = rows_k.to(tl.float32) * scale_k[:, None]
         decays = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
-        weights, overlap, before, after = _products(
-            rows_q, rows_k, decays, weights, overlap, SOLVE, PRECISION, PART, dtype
-        )
+        if SOLVE:
+            weights, overlap, before, after = _products(
+                rows_q, rows_k, decays, weights, overlap, PRECISION, PART, dtype
+            )
+        else:
+            rest = tl.minimum(length, 64) - 1
+            next_decays = read_rows(g + GT + part, token, head, rest, GT, GH, K - part, PART).to(tl.float32)
+            before = tl.associative_scan(tl.exp(decays), 0, _times)
+            after = tl.associative_scan(tl.exp(next_decays), 0, _times, reverse=True)
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
         tl.store(q + tile, (rows_q * before).to(dtype))
         tl.store(k + tile, (rows_k * after).to(dtype))
@@ -156,8 +196,8 @@ def local(
         at = total + place * BK + part + columns[None, :] + tl.zeros((64, 1), tl.int32)
         tl.store(at, before, mask=i[:, None] == 63)
 
-    tl.store(p + square, weights.to(dtype))
     if SOLVE:
+        tl.store(p + square, weights.to(dtype))
         t = inverse(overlap * write[:, None], PRECISION).to(dtype)
         tl.store(solved + square, t)
     else:

@@ -10,7 +10,14 @@ the other does, in the rounding of the products; that of g is the sum of it from
 import triton
 import triton.language as tl
 
-from veomni_hook.kernels.gated_delta_rule.channel_device import extend, is_later, neighbours, row_scale
+from veomni_hook.kernels.gated_delta_rule.channel_device import (
+    extend,
+    in_blocks,
+    is_later,
+    mild,
+    neighbours,
+    row_scale,
+)
 from veomni_hook.kernels.gated_delta_rule.gradients_device import through_reads, through_values
 from veomni_hook.kernels.gated_delta_rule.local_device import read_rows
 
@@ -143,10 +150,31 @@ def _through_halves(
     """
     dtype = weights.dtype
     none = tl.zeros((64, 64), dtype)
-    before, after = tl.exp(g), tl.full((64, PART), 1.0, tl.float32)
+    before, after, first = tl.exp(g), tl.full((64, PART), 1.0, tl.float32), 0
     sum_q, sum_k = rows_k * (own * SCALE), rows_q * (own * SCALE)
     change = tl.zeros((64, PART), tl.float32)
-    for level in range(6):
+    block_sums, whole, are_mild = mild(g, rows_k, PART, dtype)
+    if are_mild:
+        before, after, first = tl.exp(block_sums), tl.exp(whole - block_sums), 5
+        grown = tl.exp(-block_sums)
+        kept = in_blocks()
+        earlier, later_k = (rows_k * grown).to(dtype), (rows_k * before).to(dtype)
+        later_q = (rows_q * (before * SCALE)).to(dtype)
+        sums = tl.dot(tl.where(kept, weights, none), earlier, input_precision=PRECISION)
+        sum_q += sums * before * SCALE
+        change += later_q.to(tl.float32) * sums
+        sums = tl.dot(tl.where(kept, system, none), earlier, input_precision=PRECISION)
+        of_beta = later_k.to(tl.float32) * sums
+        sum_beta += tl.sum(of_beta, axis=1)
+        change += of_beta * write[:, None]
+        sum_k += sums * before * write[:, None]
+        # What is above the diagonal belongs to the earlier one of a pair.
+        kept = tl.trans(kept)
+        sums = tl.dot(tl.where(kept, weights, none), later_q, input_precision=PRECISION)
+        sums = tl.dot(tl.where(kept, system, none), later_k, sums, input_precision=PRECISION)
+        change -= earlier.to(tl.float32) * sums
+        sum_k += sums * grown
+    for level in range(first, 6):
         later = is_later(level)
         decay = tl.where(later, before, after)
         kept = neighbours(level)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
 
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
-from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans, state_of
+from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans, squares_of, state_of
 from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
@@ -32,7 +32,7 @@ class Launches(ABC):
         channels: whether each channel has a decay.
         scans: those of the scan over chunks.
         solve: computes what the scan needs of every chunk, its inverse among it.
-        local: the same where the inverses are known.
+        local: the same where what the backward saves is known.
     """
 
     channels: ClassVar[bool]
@@ -44,13 +44,13 @@ class Launches(ABC):
     ) -> None:
         self.scans = Scans(sizes[:4], dtype, device, channels=self.channels)
 
-    def parts(self, operands: Operands, tables: Tables, solved: Tensor | None) -> Parts:
-        """Return what the scan needs of every chunk; ``solved``: the inverses, if they are known."""
+    def parts(self, operands: Operands, tables: Tables, kept: Tensor, *, known: bool) -> Parts:
+        """Return what the scan needs of every chunk; ``kept``, as `squares_of`, becomes or is ``known``."""
         query = operands[0]
         chunks = tables.starts.numel()
-        parts = self.scans.new_parts(query, chunks, solved)
+        parts = self.scans.new_parts(query, chunks, kept)
         if chunks:
-            run = self.solve if solved is None else self.local
+            run = self.local if known else self.solve
             run((chunks, query.shape[2], 1), *operands, tables.starts, tables.ends, *parts)
         return parts
 
@@ -119,7 +119,7 @@ def rule(
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Define the operators of one form of the rule, and return what `reference` says, with gradients.
 
-    The backward saves every chunk's inverse ``[chunks, heads, 64, 64]``.
+    The backward saves what `squares_of` says.
 
     Args:
         name: of the forward; that of the backward ends in ``_backward``.
@@ -127,7 +127,10 @@ def rule(
         formula: the rule in PyTorch, as `reference.scalar_decay`.
     """
 
-    @operator(_outputs_fake, f"{name}({_OPERANDS}, bool normalise, bool final) -> (Tensor, Tensor, Tensor)")
+    @operator(
+        partial(_outputs_fake, kind),
+        f"{name}({_OPERANDS}, bool normalise, bool final) -> (Tensor, Tensor, Tensor)",
+    )
     def outputs(
         q: Tensor,
         k: Tensor,
@@ -141,12 +144,13 @@ def rule(
     ) -> tuple[Tensor, Tensor, Tensor]:
         operands, launches = _prepared(kind, (q, k, v, g, beta), normalise)
         tables = tables_of(v, cu_seqlens)
-        parts = launches.parts(operands, tables, None)
-        return *launches.scans.outputs(parts, tables, v, initial, final), parts.solved
+        kept = squares_of(q, v, tables.starts.numel(), channels=kind.channels)
+        parts = launches.parts(operands, tables, kept, known=False)
+        return *launches.scans.outputs(parts, tables, v, initial, final), kept
 
     @operator(
         _gradients_fake,
-        f"{name}_backward(Tensor dy, Tensor? dfinal, {_OPERANDS}, Tensor solved, bool normalise,"
+        f"{name}_backward(Tensor dy, Tensor? dfinal, {_OPERANDS}, Tensor kept, bool normalise,"
         " bool to_initial) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     )
     def slopes(
@@ -159,13 +163,13 @@ def rule(
         beta: Tensor,
         initial: Tensor | None,
         cu_seqlens: Tensor | None,
-        solved: Tensor,
+        kept: Tensor,
         normalise: bool,
         to_initial: bool,
     ) -> tuple[Tensor, ...]:
         operands, launches = _prepared(kind, (q, k, v, g, beta), normalise)
         tables, dy = tables_of(v, cu_seqlens), dy.contiguous()
-        parts = launches.parts(operands, tables, solved)
+        parts = launches.parts(operands, tables, kept, known=True)
         scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial)
         return (*launches.within_chunks(operands, tables, parts, scanned, dy), dinitial)
 
@@ -176,10 +180,10 @@ def rule(
         dy: Tensor | None,
         dfinal: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        *operands, initial, solved = saved
+        *operands, initial, kept = saved
         cu_seqlens, normalise, final = rest
         dy = torch.zeros_like(operands[2]) if dy is None else dy
-        options = cu_seqlens, solved, normalise, wanted[5]
+        options = cu_seqlens, kept, normalise, wanted[5]
         *others, last = slopes(dy, dfinal if final else None, *operands, initial, *options)
         return *others, last if initial is None else last.to(initial.dtype)
 
@@ -209,6 +213,7 @@ def rule(
 
 
 def _outputs_fake(
+    kind: type[Launches],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -220,10 +225,10 @@ def _outputs_fake(
     final: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # Traced code has no boundaries: `refuses` leaves such calls to upstream.
-    rows, positions, heads, _ = v.shape
+    rows, positions = v.shape[:2]
     samples = rows if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    solved = q.new_empty(rows * -(-positions // LENGTH), heads, LENGTH, LENGTH)
-    return v.new_empty(v.shape), state_of(v, q.shape[3], samples if final else 0), solved
+    kept = squares_of(q, v, rows * -(-positions // LENGTH), channels=kind.channels)
+    return v.new_empty(v.shape), state_of(v, q.shape[3], samples if final else 0), kept
 
 
 def _gradients_fake(
@@ -236,7 +241,7 @@ def _gradients_fake(
     beta: Tensor,
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
-    solved: Tensor,
+    kept: Tensor,
     normalise: bool,
     to_initial: bool,
 ) -> tuple[Tensor, ...]:

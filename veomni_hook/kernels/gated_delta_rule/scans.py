@@ -15,7 +15,7 @@ from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
 from veomni_hook.kernels.shared.launch import Launch, generation, power, room
 
-__all__ = ["Parts", "Scanned", "Scans", "state_of"]
+__all__ = ["Parts", "Scanned", "Scans", "squares_of", "state_of"]
 
 Tensor = torch.Tensor
 #: Rows of the transposed state for one program: those that one warp group multiplies at once.
@@ -83,15 +83,16 @@ class Scans:
             rows, stages = 32 if self.roomy else 16, 1
         return min(rows, self.values), stages if self.roomy else min(2, stages)
 
-    def new_parts(self, q: Tensor, chunks: int, solved: Tensor | None) -> Parts:
-        """Return what the local kernels fill."""
+    def new_parts(self, q: Tensor, chunks: int, kept: Tensor) -> Parts:
+        """Return what the local kernels fill, with ``kept``, as `squares_of`, among it."""
         key_heads = self.heads // self.groups
         query, key = (q.new_empty(chunks, key_heads, LENGTH, self.keys) for _ in range(2))
         total = q.new_empty(chunks, self.heads, self.keys if self.channels else LENGTH, dtype=torch.float32)
         w = q.new_empty(chunks, self.heads, LENGTH, self.keys)
         u = q.new_empty(chunks, self.heads, self.values, LENGTH)
-        p = q.new_empty(chunks, self.heads, LENGTH, LENGTH)
-        return Parts(query, key, total, torch.empty_like(p) if solved is None else solved, w, u, p)
+        return Parts(
+            query, key, total, kept[0], w, u, kept[1] if self.channels else torch.empty_like(kept[0])
+        )
 
     def outputs(
         self,
@@ -164,6 +165,14 @@ class Scans:
                 num_stages=stages,
             )
         return self._launches[function, flags]
+
+
+def squares_of(q: Tensor, v: Tensor, chunks: int, *, channels: bool) -> Tensor:
+    """Return room for what is saved of every chunk, ``[.., chunks, heads, 64, 64]``: its inverse, and P.
+
+    P is saved with a decay for each channel, where it is most of a chunk's work.
+    """
+    return q.new_empty(2 if channels else 1, chunks, v.shape[2], LENGTH, LENGTH)
 
 
 def state_of(v: Tensor, keys: int, samples: int) -> Tensor:

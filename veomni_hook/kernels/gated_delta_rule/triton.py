@@ -8,7 +8,8 @@ Shapes: query and key ``[rows, positions, key heads, K]``, value ``[rows, positi
 or float16, one dtype, K and V at most 256; g and beta ``[rows, positions, heads]``; with a decay for each
 channel there are as many key heads as heads, and g is ``[rows, positions, heads, K]``. Sums and exponents are
 float32; the state, and factors with their decays, are rounded for products. Saved: the operands, and a
-chunk's inverse, 64 elements for each position and head. Mutates: nothing. Deterministic.
+chunk's inverse, 64 elements for each position and head; with a decay for each channel, also P, as many.
+Mutates: nothing. Deterministic.
 """
 
 from __future__ import annotations
