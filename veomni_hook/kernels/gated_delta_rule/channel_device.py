@@ -47,16 +47,16 @@ def extend(before, after, level, PART: tl.constexpr):
 
 
 @triton.jit
-def mild(g, rows_k, PART: tl.constexpr, dtype: tl.constexpr):
+def mild(g, rows_k, PART: tl.constexpr):
     """Sums of ``g`` over blocks of 32 up to and with a position, over the block, and whether to use them.
 
-    exp(60) * 2 ** 40 is less than the largest bfloat16. float16 has none of it.
+    exp(60) * 2 ** 40 is less than the largest bfloat16; in float16 hardly any decay would be mild.
     """
     blocks = tl.reshape(g, (2, 32, PART))
     whole = tl.broadcast_to(tl.sum(blocks, axis=1, keep_dims=True), (2, 32, PART))
     sums, whole = tl.reshape(tl.cumsum(blocks, axis=1), (64, PART)), tl.reshape(whole, (64, PART))
     most = tl.max(tl.max(tl.maximum(tl.abs(sums) / 60, tl.abs(rows_k) * 2.0**-40), axis=1), axis=0)
-    return sums, whole, most < (0.0 if dtype == tl.float16 else 1.0)
+    return sums, whole, most < 1.0
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def _products(
     i = tl.arange(0, 64)
     before, after, first = tl.exp(g), tl.full((64, PART), 1.0, tl.float32), 0
     weights += tl.where(i[:, None] == i[None, :], tl.sum(rows_q * rows_k, axis=1)[:, None], 0.0)
-    sums, whole, are_mild = mild(g, rows_k, PART, dtype)
+    sums, whole, are_mild = mild(g, rows_k, PART) if dtype != tl.float16 else (g, g, False)
     if are_mild:
         before, after, first = tl.exp(sums), tl.exp(whole - sums), 5
         earlier = tl.trans((rows_k * tl.exp(-sums)).to(dtype))
@@ -166,7 +166,8 @@ def local(
     token = tl.load(starts + chunk).to(tl.int64)
     length = tl.load(ends + chunk) - token
     write = tl.load(beta + token * HEADS + head + i * HEADS, mask=i < length, other=0.0).to(tl.float32)
-    square = place * 64 * 64 + i[:, None] * 64 + i[None, :]
+    square = i[:, None] * 64 + i[None, :]
+    tile = i[:, None] * BK + columns[None, :]
 
     scale_q, scale_k = tl.full((64,), SCALE, tl.float32), tl.full((64,), 1.0, tl.float32)
     if NORMALISE:
@@ -189,26 +190,26 @@ def local(
             next_decays = read_rows(g + GT + part, token, head, rest, GT, GH, K - part, PART).to(tl.float32)
             before = tl.associative_scan(tl.exp(decays), 0, _times)
             after = tl.associative_scan(tl.exp(next_decays), 0, _times, reverse=True)
-        tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
-        tl.store(q + tile, (rows_q * before).to(dtype))
-        tl.store(k + tile, (rows_k * after).to(dtype))
-        tl.store(w + tile, (rows_k * before * write[:, None]).to(dtype))
+        rows = place * 64 * BK + part
+        tl.store(q + rows + tile, (rows_q * before).to(dtype))
+        tl.store(k + rows + tile, (rows_k * after).to(dtype))
+        tl.store(w + rows + tile, (rows_k * before * write[:, None]).to(dtype))
         at = total + place * BK + part + columns[None, :] + tl.zeros((64, 1), tl.int32)
         tl.store(at, before, mask=i[:, None] == 63)
 
     if SOLVE:
-        tl.store(p + square, weights.to(dtype))
+        tl.store(p + place * 64 * 64 + square, weights.to(dtype))
         t = inverse(overlap * write[:, None], PRECISION).to(dtype)
-        tl.store(solved + square, t)
+        tl.store(solved + place * 64 * 64 + square, t)
     else:
-        t = tl.load(solved + square)
+        t = tl.load(solved + place * 64 * 64 + square)
     rows_v = read_rows(value, token, head, length, VT, VH, V, BV)
     scaled = (rows_v.to(tl.float32) * write[:, None]).to(dtype)
     new = tl.dot(tl.trans(scaled), tl.trans(t), input_precision=PRECISION)
     tl.store(u + place * BV * 64 + states[:, None] * 64 + i[None, :], new.to(dtype))
     # What the parts have left there, multiplied in place: each waits until all have read.
     tl.debug_barrier()
-    tile = place * 64 * BK + i[:, None] * BK + tl.arange(0, BK)[None, :]
-    read = tl.dot(t, tl.load(w + tile), input_precision=PRECISION).to(dtype)
+    tile = i[:, None] * BK + tl.arange(0, BK)[None, :]
+    read = tl.dot(t, tl.load(w + place * 64 * BK + tile), input_precision=PRECISION).to(dtype)
     tl.debug_barrier()
-    tl.store(w + tile, read)
+    tl.store(w + place * 64 * BK + tile, read)

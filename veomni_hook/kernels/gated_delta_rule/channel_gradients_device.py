@@ -153,7 +153,7 @@ def _through_halves(
     before, after, first = tl.exp(g), tl.full((64, PART), 1.0, tl.float32), 0
     sum_q, sum_k = rows_k * (own * SCALE), rows_q * (own * SCALE)
     change = tl.zeros((64, PART), tl.float32)
-    block_sums, whole, are_mild = mild(g, rows_k, PART, dtype)
+    block_sums, whole, are_mild = mild(g, rows_k, PART) if dtype != tl.float16 else (g, g, False)
     if are_mild:
         before, after, first = tl.exp(block_sums), tl.exp(whole - block_sums), 5
         grown = tl.exp(-block_sums)
@@ -218,8 +218,8 @@ def _through_norm(
         rows = read_rows(x + part, token, head, length, TOKEN, HEAD, K - part, PART).to(tl.float32)
         gradient = tl.load(dy + i[:, None] * BK + part + columns[None, :])
         through = (gradient - rows * (scale * along)[:, None]) * scale[:, None]
-        to = dx + ((token + i[:, None]) * HEADS + head) * K + part + columns[None, :]
-        tl.store(to, through.to(dx.dtype.element_ty), mask=inside)
+        to = i[:, None] * (HEADS * K) + columns[None, :]
+        tl.store(dx + (token * HEADS + head) * K + part + to, through.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -262,10 +262,11 @@ def through_products(  # noqa: PLR0915 - one pass over what is loaded
     i, columns = tl.arange(0, 64), tl.arange(0, PART)
     token = tl.load(starts + chunk).to(tl.int64)
     length = tl.load(ends + chunk) - token
-    at = token * HEADS + head + i * HEADS
-    write = tl.load(beta + at, mask=i < length, other=0.0).to(tl.float32)
-    square = place * 64 * 64 + i[:, None] * 64 + i[None, :]
-    weights, system = tl.load(dp + square), tl.load(da + square)
+    first = token * HEADS + head
+    write = tl.load(beta + first + i * HEADS, mask=i < length, other=0.0).to(tl.float32)
+    square = i[:, None] * 64 + i[None, :]
+    weights, system = tl.load(dp + place * 64 * 64 + square), tl.load(da + place * 64 * 64 + square)
+    tile, to = i[:, None] * BK + columns[None, :], i[:, None] * (HEADS * K) + columns[None, :]
     own = tl.load(dp + place * 64 * 64 + i * 65).to(tl.float32)[:, None]
     sum_beta = tl.load(dwrite + place * 64 + i)
 
@@ -285,16 +286,16 @@ def through_products(  # noqa: PLR0915 - one pass over what is loaded
         )
 
         # Of states: the decays are those from the start of the chunk, and to its end.
-        tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
-        dq_rows = tl.load(dq + tile) * (grown * SCALE)
+        rows = place * 64 * BK + part
+        dq_rows = tl.load(dq + rows + tile) * (grown * SCALE)
         sum_q += dq_rows
         change += rows_q * dq_rows
-        dq_rows = tl.load(dread + tile).to(tl.float32) * grown
+        dq_rows = tl.load(dread + rows + tile).to(tl.float32) * grown
         of_beta = rows_k * dq_rows
         sum_beta += tl.sum(of_beta, axis=1)
         change += of_beta * write[:, None]
         sum_k += dq_rows * write[:, None]
-        dq_rows = tl.load(dk + tile) * left
+        dq_rows = tl.load(dk + rows + tile) * left
         sum_k += dq_rows
         dq_rows *= rows_k
         # What is written decays with all that is behind it.
@@ -302,18 +303,18 @@ def through_products(  # noqa: PLR0915 - one pass over what is loaded
         whole += tl.sum(dq_rows, axis=0)[None, :]
         change += tl.where(i[:, None] == 63, whole, 0.0) - dq_rows
         inside = (i[:, None] < length) & (part + columns[None, :] < K)
-        to = (at * K)[:, None] + part + columns[None, :]
-        tl.store(dg + to, tl.cumsum(change, axis=0, reverse=True).to(dg.dtype.element_ty), mask=inside)
+        start = first * K + part
+        tl.store(dg + start + to, tl.cumsum(change, axis=0, reverse=True).to(dg.dtype.element_ty), mask=inside)
         if NORMALISE:
             along_q += tl.sum(sum_q * rows_q, axis=1)
             along_k += tl.sum(sum_k * rows_k, axis=1)
-            tl.store(dq + tile, sum_q)
-            tl.store(dk + tile, sum_k)
+            tl.store(dq + rows + tile, sum_q)
+            tl.store(dk + rows + tile, sum_k)
         else:
-            tl.store(dquery + to, sum_q.to(dquery.dtype.element_ty), mask=inside)
-            tl.store(dkey + to, sum_k.to(dkey.dtype.element_ty), mask=inside)
+            tl.store(dquery + start + to, sum_q.to(dquery.dtype.element_ty), mask=inside)
+            tl.store(dkey + start + to, sum_k.to(dkey.dtype.element_ty), mask=inside)
 
-    tl.store(dbeta + at, sum_beta.to(dbeta.dtype.element_ty), mask=i < length)
+    tl.store(dbeta + first + i * HEADS, sum_beta.to(dbeta.dtype.element_ty), mask=i < length)
     if NORMALISE:
         # The sums over channels are of all parts.
         tl.debug_barrier()
