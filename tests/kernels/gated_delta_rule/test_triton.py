@@ -177,7 +177,7 @@ def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):
     form = FORMS[0]
     wrapped = hub_kernels.use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")
 
-    def yields(package, dtype=torch.bfloat16, channels=False):
+    def yields(package, dtype=torch.bfloat16, channels=False, of=form):
         def chunk_gated_delta_rule(*operands):
             raise AssertionError
 
@@ -187,7 +187,7 @@ def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):
         )
         upstream = wrapped(running(form.upstream))
         assert running(upstream) is chunk_gated_delta_rule
-        *tensors, _ = form.operands(1, 3, dtype=dtype)
+        *tensors, _ = of.operands(1, 3, dtype=dtype)
         if channels:
             tensors[3] = tensors[3][..., None].expand(-1, -1, -1, 8)
         return packages.yields(OWNER, *tensors, None, False, True, None, upstream)
@@ -195,8 +195,13 @@ def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):
     reason = "chunk_gated_delta_rule computes it"
     assert reason in yields("fla")
     monkeypatch.setattr(packages, "_runs_triton", lambda device: True)
-    assert yields("fla") is None
-    for each in (yields("other"), yields("fla", torch.float32), yields("fla", channels=True)):
+    assert yields("fla") is yields("fla", of=FORMS[1]) is None
+    for each in (
+        yields("other"),
+        yields("fla", torch.float32),
+        yields("fla", torch.float32, of=FORMS[1]),
+        yields("fla", channels=True),  # of keys that two heads share
+    ):
         assert reason in each
 
 

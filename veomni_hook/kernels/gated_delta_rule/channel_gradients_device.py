@@ -304,7 +304,9 @@ def through_products(  # noqa: PLR0915 - one pass over what is loaded
         change += tl.where(i[:, None] == 63, whole, 0.0) - dq_rows
         inside = (i[:, None] < length) & (part + columns[None, :] < K)
         start = first * K + part
-        tl.store(dg + start + to, tl.cumsum(change, axis=0, reverse=True).to(dg.dtype.element_ty), mask=inside)
+        tl.store(
+            dg + start + to, tl.cumsum(change, axis=0, reverse=True).to(dg.dtype.element_ty), mask=inside
+        )
         if NORMALISE:
             along_q += tl.sum(sum_q * rows_q, axis=1)
             along_k += tl.sum(sum_k * rows_k, axis=1)

@@ -42,9 +42,9 @@ _OPTIONS: dict[str, dict[str, int]] = {
 #: not hold a whole state beside the sums. ``system`` with one part ahead takes 1.14.
 _PARTS = {"states": (64, 3), "system": (64, 2)}
 #: The same with a decay for each channel. 16,384 positions, 32 heads of 128, bfloat16, on an H200, in ms:
-#: ``local`` (both launches of a step) in 4 warps 3.8, in 8 4.3; ``states`` in 4 warps with two parts ahead
-#: 0.47, in 8 with three 0.67; ``system`` 0.51 and 0.73; ``products`` in 8 warps 4.6 with parts of 32
-#: channels, 4.8 with parts of 64, and 4.8 in 4 warps.
+#: ``local`` (both launches of a step) in 4 warps 2.1, in 8 3.0, in 8 with parts of 128 channels 2.5;
+#: ``states`` in 4 warps with two parts ahead 0.47, in 8 with three 0.67; ``system`` 0.51 and 0.73;
+#: ``products`` in 8 or 4 warps 3.8 with parts of 32 channels, 3.9 with parts of 64 in 8 and 8.2 in 4.
 _CHANNEL_OPTIONS: dict[str, dict[str, int]] = {
     "local": {"num_warps": 4, "num_stages": 1},
     "states": {"num_warps": 4, "num_stages": 1},
@@ -52,8 +52,7 @@ _CHANNEL_OPTIONS: dict[str, dict[str, int]] = {
     "products": {"num_warps": 8, "num_stages": 1},
 }
 _CHANNEL_PARTS = {"states": (64, 2), "system": (64, 2)}
-#: Channels for a part of a kernel that has a chunk's decays in registers; ``local`` is as fast with 64, which
-#: spills.
+#: Channels for a part of a kernel that has a chunk's decays in registers.
 _CHANNELS = {"local": 32, "products": 32}
 _BLACKWELL = 10
 
