@@ -25,9 +25,14 @@ CASES = [
         pytest.param(gpu, op, marks=pytest.mark.slow)
         for gpu in GPUS
         for op in OPS
-        if "float8" not in op or GPUS[gpu].capability >= 89
+        if not op.endswith(("float8", "mxfp8")) or GPUS[gpu].capability >= 89
     ),
 ]
+
+
+#: GPUs with MX, and what multiplies in it.
+WITH_MX = ("sm100", "sm120")
+PRODUCTS = {"gate_up", "gate_up_backward", "rows_product", "weight_gradient"}
 
 
 @pytest.mark.parametrize(("gpu", "op"), CASES)
@@ -47,7 +52,10 @@ def test_kernels_compile_and_fit(gpu, op):
         if kernel[1] > GPUS[gpu].shared
     ]
     assert not too_much
-    assert not [(each["call"], *kernel) for each in calls for kernel in each["compiled"] if kernel[2]]
+    kernels = [(each["call"], *kernel) for each in calls for kernel in each["compiled"]]
+    assert not [kernel for kernel in kernels if kernel[3]]
+    in_mx = {kernel[1] for kernel in kernels if kernel[4]}
+    assert in_mx == (PRODUCTS if op.endswith("mxfp8") and gpu in WITH_MX else set())
 
 
 def test_a_read_of_an_unwritten_register_is_seen():

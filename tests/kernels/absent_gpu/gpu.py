@@ -47,11 +47,13 @@ class Compiled(NamedTuple):
         name: of its function.
         shared: the bytes of shared memory that it takes.
         unwritten: instructions that read a uniform register which nothing has written, if looked for.
+        mx: whether it multiplies in MX, by the GPU's own instructions.
     """
 
     name: str
     shared: int
     unwritten: list[str]
+    mx: bool
 
 
 class _Driver:
@@ -82,7 +84,8 @@ def pretend(gpu: GPU) -> list[Compiled]:
         kernel = run(self, *operands, grid=grid, warmup=True, **options)
         # Of other generations the instructions are not known here.
         wrong = unwritten(kernel.asm["cubin"]) if gpu.capability == _HOPPER else []
-        found.append(Compiled(self.__name__, kernel.metadata.shared, wrong))
+        by_scales = "mxf8f6f4.block_scale" in kernel.asm["ptx"]
+        found.append(Compiled(self.__name__, kernel.metadata.shared, wrong, by_scales))
         return kernel
 
     JITFunction.run = compiled

@@ -89,7 +89,7 @@ CALLS = {
     "moe_experts in float8": partial(
         experts, [(2048, 768), (144, 208)], [128], ["gated", "biased_interleaved_alpha_gated"], mx=False
     ),
-    "moe_experts in mx": partial(
+    "moe_experts in mxfp8": partial(
         experts, [(2048, 768), (160, 224)], [128], ["gated", "biased_interleaved_alpha_gated"], mx=True
     ),
     "moe_experts of odd widths": partial(experts, [(136, 200)], [16, 128], ["gated"]),

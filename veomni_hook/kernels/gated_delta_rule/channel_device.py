@@ -1,4 +1,4 @@
-"""Device code within chunks of 64 positions, with a decay for each channel; `channel_triton` launches it.
+"""Device code within chunks of 64 positions, with a decay for each channel; `triton` launches it.
 
 A product of two positions has another decay in each channel. For each size of 1, 2, 4, ... 32, halves of that
 size next to each other are multiplied: the later half is decayed from the end of the earlier one, and the

@@ -1,4 +1,4 @@
-"""Device code of the gradients within chunks, with a decay for each channel; `channel_triton` launches it.
+"""Device code of the gradients within chunks, with a decay for each channel; `triton` launches it.
 
 Names as in `channel_device` and `gradients_device`. Both halves of a product need the same decays for their
 gradients as for the product, so the gradient of P is kept with its transpose above the diagonal, and that of
