@@ -197,11 +197,8 @@ def _lacks(kind: str, index: int, *, mx: bool) -> str:
     if find_spec("triton") is None:
         return "this machine, where Triton is not installed,"
     major, minor = torch.cuda.get_device_capability(index)
-    return (
-        ""
-        if (major, minor) >= ((10, 0) if mx else (8, 9))
-        else f"{torch.cuda.get_device_name(index)} ({major}.{minor})"
-    )
+    least = (10, 0) if mx else (8, 9)
+    return "" if (major, minor) >= least else f"{torch.cuda.get_device_name(index)} ({major}.{minor})"
 
 
 # Same as torch.compiler.assume_constant_result, which imports dynamo.

@@ -54,9 +54,8 @@ def dequantised(values: Tensor, scale: Tensor) -> Tensor:
     """Return what a `quantised` matrix is, in float32."""
     if scale.dtype is torch.uint8:
         powers = torch.ldexp(scale.new_ones(scale.shape, dtype=torch.float32), scale.int() - 127)
-        scale = torch.where(scale == 255, torch.nan, powers).repeat_interleave(SHARED, 1)[
-            :, : values.shape[1]
-        ]
+        of_each = torch.where(scale == 255, torch.nan, powers).repeat_interleave(SHARED, 1)
+        scale = of_each[:, : values.shape[1]]
     return values.float() * scale
 
 

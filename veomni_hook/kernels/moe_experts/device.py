@@ -108,10 +108,12 @@ def scales(scale, rows, exist, k, inner, BK: tl.constexpr):
 
 @triton.jit
 def _dot(
-    a, b, acc, x_scale, x_rows, w_scale, column, exists, k, inner, BK: tl.constexpr, SCALED: tl.constexpr
+    a, b, acc, x_scale, x_rows, w_scale, first, position, exists, k, inner,
+    BK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """``acc`` plus the product of two slabs."""
+    """``acc`` plus the product of two slabs; ``first`` is the first column of the expert's."""
     if SCALED == 2:
+        column = first + position
         of_a = scales(x_scale, x_rows, k < inner, k, inner, BK)
         of_b = scales(w_scale, column, exists[:, None], k, inner, BK)
         acc = tl.dot_scaled(a, of_a, "e4m3", b, of_b, "e4m3", acc)
@@ -123,7 +125,7 @@ def _dot(
 @triton.jit
 def _product(
     x,  # D: a pointer to rows, or a descriptor of contiguous rows, which is read from ``first_row`` on
-    x_rows, stride_x_row,  # [BM], int64: numbers of rows, read unless X_DESCRIBED
+    x_rows, stride_x_row,  # [BM], int64: numbers of rows
     first_row,
     w,  # [E, columns, inner] or TRANSPOSED, D: a pointer or a descriptor
     stride_w_expert, stride_w_column, stride_w_inner, expert, first_column, inner, columns,
@@ -138,7 +140,7 @@ def _product(
     STEP: tl.constexpr = 2 if PAIRED == 2 else 1
     lane = tl.arange(0, BK)
     position, exists = _columns(first_column, columns, BN, PAIRED)
-    column = expert.to(tl.int64) * (1 if PAIRED == 0 else 2) * columns + position
+    first = expert.to(tl.int64) * (1 if PAIRED == 0 else 2) * columns
     if not X_DESCRIBED:
         x_pointers = x + (x_rows * stride_x_row)[:, None] + lane[None, :]
     if not W_DESCRIBED:
@@ -165,10 +167,10 @@ def _product(
                 mask=(lane[:, None] < inner - k) & exists[None, :],
                 other=0.0,
             )
-        acc = _dot(a, b, acc, x_scale, x_rows, w_scale, column, exists, k, inner, BK, SCALED)
+        acc = _dot(a, b, acc, x_scale, x_rows, w_scale, first, position, exists, k, inner, BK, SCALED)
     if SCALED == 1:
-        of_columns = tl.load(w_scale + column, mask=exists, other=0.0)
-        acc *= tl.load(x_scale + x_rows)[:, None] * of_columns[None, :]
+        of_columns = tl.load(w_scale + first + position, mask=exists, other=0.0)
+        acc = acc * tl.load(x_scale + x_rows)[:, None] * of_columns[None, :]
     return acc
 
 
