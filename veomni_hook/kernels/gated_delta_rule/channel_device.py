@@ -50,12 +50,13 @@ def extend(before, after, level, PART: tl.constexpr):
 def mild(g, rows_k, PART: tl.constexpr):
     """Sums of ``g`` over blocks of 32 up to and with a position, over the block, and whether to use them.
 
-    exp(60) * 2 ** 40 is less than the largest bfloat16; in float16 hardly any decay would be mild.
+    exp(40) * 2 ** 40 leaves 2 ** 29 for a gradient's factor and sums in float32; in float16 hardly any decay
+    would be mild.
     """
     blocks = tl.reshape(g, (2, 32, PART))
     whole = tl.broadcast_to(tl.sum(blocks, axis=1, keep_dims=True), (2, 32, PART))
     sums, whole = tl.reshape(tl.cumsum(blocks, axis=1), (64, PART)), tl.reshape(whole, (64, PART))
-    most = tl.max(tl.max(tl.maximum(tl.abs(sums) / 60, tl.abs(rows_k) * 2.0**-40), axis=1), axis=0)
+    most = tl.max(tl.max(tl.maximum(tl.abs(sums) / 40, tl.abs(rows_k) * 2.0**-40), axis=1), axis=0)
     return sums, whole, most < 1.0
 
 
