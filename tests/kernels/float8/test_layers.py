@@ -16,6 +16,7 @@ from transformers import (
     Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
 )
 
 from veomni_hook import bind
@@ -180,6 +181,22 @@ def test_a_model_in_mx(monkeypatch):
     assert "MXLinear" not in str(model)  # what multiplies in float8 keeps doing so
     bind(model, precision="none")
     assert torch.equal(model(input_ids=IDS, labels=IDS).loss, plain)
+
+
+def test_experts_in_mx(modules):
+    _, home = modules("qwen3_moe")
+    torch.manual_seed(0)
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "hidden_size": 64}
+    model = home.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES | more)).train()
+    plain = model(input_ids=IDS, labels=IDS).loss
+    bind(model, moe_experts="mxfp8")  # by name: the setting would ask who chose upstream's kernel
+    loss = model(input_ids=IDS, labels=IDS).loss
+    loss.backward()
+    assert 0 < (loss - plain).abs() < 0.05 * plain
+    experts = [place for place in places(model) if place.slot is not None]
+    assert [place.slot.outcome(place.module).backend for place in experts] == 3 * ["mxfp8"]
+    note = "precision: in mxfp8: 3 experts, on a GPU from 1,024 rows of an expert on"
+    assert note in list(notes_on_precision(model))
 
 
 def test_explain_says_what_is_in_float8_and_why_not():

@@ -10,6 +10,7 @@ from tests.once import once
 from tests.processes import facts, outputs, started
 
 FORMATS = "float8", "mxfp8"
+formats = pytest.mark.parametrize("form", [FORMATS[0], pytest.param(FORMATS[1], marks=pytest.mark.slow)])
 LAYER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -24,7 +25,7 @@ def told(factory, value):
     return once(factory, f"float8-{value}", make)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@formats
 def test_a_script_trains_in_float8(tmp_path_factory, form):
     plain, ours = told(tmp_path_factory, ""), told(tmp_path_factory, form)
     assert plain["modules"] == plain["notes"] == []
@@ -38,7 +39,7 @@ def test_a_script_trains_in_float8(tmp_path_factory, form):
     assert ours["later"] == []
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@formats
 def test_adapters_on_a_base_in_float8(tmp_path_factory, form):
     plain, ours = told(tmp_path_factory, ""), told(tmp_path_factory, form)
     modules, loss = ours["adapted"]
@@ -50,7 +51,7 @@ def test_adapters_on_a_base_in_float8(tmp_path_factory, form):
     assert ours["ran"] == plain["ran"]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@formats
 def test_experts(tmp_path_factory, form):
     plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", form))
     assert plain["notes"] == []
@@ -74,7 +75,7 @@ def test_experts(tmp_path_factory, form):
         )
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@formats
 def test_adapters_of_experts_in_float8(tmp_path_factory, form):
     plain, ours = (told(tmp_path_factory, value)["experts"] for value in ("", form))
     loss, backends, fused = ours["adapted"]
