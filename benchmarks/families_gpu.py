@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks._families import FAMILIES, Family
 from benchmarks._record import RESULTS
+from veomni_hook.settings import FORMATS
 
 #: The sides that a process trains, by the name of the process.
 PROCESSES = {
@@ -33,16 +34,15 @@ PROCESSES = {
     "liger": ("liger",),
     "hook": ("ours", "ours+compile", "ours+graphs"),
     "layers": ("ours+layers+graphs",),
-    "float8": ("ours+float8",),
-    "mxfp8": ("ours+mxfp8",),
+    **{name: (f"ours+{name}",) for name in FORMATS},
 }
 #: Those measured by default. Graphs (torch.compile's mode "reduce-overhead", of all or of each layer) help
 #: steps that the host bounds, ``precision=float8`` (on Blackwell ``mxfp8``) those whose products are large.
 SIDES = tuple(
-    side for sides in PROCESSES.values() for side in sides if not side.endswith(("graphs", "fp8", "float8"))
+    side for sides in PROCESSES.values() for side in sides if not side.endswith(("graphs", *FORMATS))
 )
-#: The processes with our kernels, and those that are named after a value of the setting ``precision``.
-OURS, FORMATS = ("hook", "layers", "float8", "mxfp8"), ("float8", "mxfp8")
+#: The processes with our kernels.
+OURS = ("hook", "layers", *FORMATS)
 ROUNDS, STEPS = 3, 4
 TARGET = "families_gpu-cuda.json"
 CACHES = ("dynamic", "static")

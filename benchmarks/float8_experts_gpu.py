@@ -86,14 +86,8 @@ def measured(tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> 
             for one, other in zip(cast, exact, strict=True)
         )
         sides[name]["apart"] = dict(zip(("y", "dx", "dw", "dup", "ddown"), apart, strict=True))
-    row: dict[str, Any] = {
-        "tokens": tokens,
-        "hidden": hidden,
-        "inner": inner,
-        "experts": experts,
-        "top_k": top_k,
-    }
-    row["sides"] = sides
+    shape = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
+    row = {**shape, "sides": sides}
     print(row, flush=True)
     return row
 

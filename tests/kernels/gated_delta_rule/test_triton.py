@@ -173,7 +173,7 @@ def test_refusals(form, monkeypatch):
     reason="layers hold the package's function",
 )
 def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):
-    """Which computes the same in twice the time, if at all; another package was somebody's choice."""
+    """Which takes more time, or raises an error in backward; another package was somebody's choice."""
     form = FORMS[0]
     wrapped = hub_kernels.use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")
 

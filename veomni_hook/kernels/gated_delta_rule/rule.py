@@ -45,7 +45,7 @@ class Launches(ABC):
         self.scans = Scans(sizes[:4], dtype, device, channels=self.channels)
 
     def parts(self, operands: Operands, tables: Tables, kept: Tensor, *, known: bool) -> Parts:
-        """Return what the scan needs of every chunk; ``kept``, as `squares_of`, becomes or is ``known``."""
+        """Return what the scan needs of every chunk; ``kept`` (`squares_of`) is filled unless ``known``."""
         query = operands[0]
         chunks = tables.starts.numel()
         parts = self.scans.new_parts(query, chunks, kept)
