@@ -97,6 +97,17 @@ FAMILIES = {
         },
         batch=1,
     ),
+    "ERNIE-4.5-MoE": Family(
+        "ernie4_5_moe",
+        shape(2560, 12288, 3, "20 4 128", 103_424)
+        | {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536},
+    ),
+    "Qwen2-MoE": Family(
+        "qwen2_moe",
+        shape(3584, 18944, 2, "28 4 128", 151_936)
+        | {"num_experts": 64, "num_experts_per_tok": 8}
+        | {"moe_intermediate_size": 2560, "shared_expert_intermediate_size": 20480},
+    ),
     "GLM-4-MoE": Family(
         "glm4_moe",
         shape(4096, 10944, 2, "96 8 128", 151_552)
@@ -105,6 +116,9 @@ FAMILIES = {
     ),
     "Seed-OSS": Family("seed_oss", shape(5120, 27648, 2, "80 8 128", 155_136)),
     "Phi-3-14B": Family("phi3", shape(5120, 17920, 3, "40 10 128", 32_064, pad_token_id=None)),
+    "StarCoder2-7B": Family("starcoder2", shape(4608, 18432, 3, "36 4 128", 49_152)),
+    "EXAONE-4-32B": Family("exaone4", shape(5120, 27392, 2, "40 8 128", 102_400)),
+    "SmolLM3-3B": Family("smollm3", shape(2048, 11008, 4, "16 4 128", 128_256, pad_token_id=None)),
     "Qwen2-7B": Family("qwen2", shape(3584, 18944, 2, "28 4 128", 152_064)),
     # Three layers in four have linear attention; transformers' defaults are the shapes of these models.
     "Qwen3-Next-80B-A3B (128 experts)": Family(

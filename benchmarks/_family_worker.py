@@ -23,6 +23,7 @@ NEW_TOKENS = 64
 #: The modes of torch.compile, by side.
 MODES = {
     "compile": None,
+    "compile+masks": None,
     "ours+compile": None,
     "compile+graphs": "reduce-overhead",
     "ours+graphs": "reduce-overhead",
@@ -47,6 +48,8 @@ class Worker:
         if self.model is None:
             self._make(Family(*family), liger=side == "liger")
         self.runs[side], compiled = self.model, side in MODES
+        if side == "floor":
+            return {}
         if "layers" in side:
             for layer in self.model.model.layers:
                 layer.compile(mode=MODES[side])
@@ -67,10 +70,13 @@ class Worker:
     def steps(self, side: str, number: int) -> dict[str, Any]:
         """Return the milliseconds of ``number`` steps, the peak above the model, and new compiled graphs.
 
-        Each step is waited for; then as many follow one another without waiting, as in a training loop.
+        Each step is waited for; then as many follow one another without waiting, as in a training loop. Of
+        the side ``floor``, there is only the sum of what its products and its attention take.
         """
         import torch
 
+        if side == "floor":
+            return {"ms": [self._floor() for _ in range(number)]}
         before, times, peak = _counted()["graphs"], [], 0.0
         for turn in range(WARM + number):
             self.model.zero_grad(set_to_none=True)
@@ -174,6 +180,14 @@ class Worker:
         loss = self.runs[side](input_ids=self.ids, labels=self.ids, use_cache=False).loss
         loss.backward()
         return loss.detach()
+
+    def _floor(self) -> float:
+        from benchmarks._floor import Products
+
+        with Products() as products:
+            self._step("floor")
+        self._clear()
+        return products.ms
 
     def _synchronize(self) -> None:
         import torch

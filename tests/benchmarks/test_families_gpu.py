@@ -22,17 +22,30 @@ def test_sides_train_the_same_model_and_a_side_that_cannot_run_says_why(monkeypa
     kinds = {"upstream": "none", "hook": "torch", "liger": "none"}
     processes = {name: families_gpu.Process(kernels, "cpu") for name, kernels in kinds.items()}
     family = SMALL._replace(model_type="qwen3", decode=False)
-    facts = families_gpu.measured(family, processes, ["eager", "ours", "liger"])
+    facts = families_gpu.measured(family, processes, ["eager", "floor", "ours", "liger"])
     again = families_gpu.measured(family._replace(model_type="absent"), processes, ["eager"])
     for process in processes.values():
         process.end()
     assert facts["ours"]["loss"] == pytest.approx(facts["eager"]["loss"], rel=1e-2)
     assert facts["ours"]["gradient_norm"] == pytest.approx(facts["eager"]["gradient_norm"], rel=1e-2)
     assert 0 < facts["eager"]["range_ms"][0] <= facts["eager"]["step_ms"] <= facts["eager"]["range_ms"][1]
+    assert 0 < facts["floor"]["step_ms"] < facts["eager"]["range_ms"][1]
     assert "absent" in again["eager"]["error"]
     assert "loss" in families_gpu.line("small", facts) and "absent" in families_gpu.line("small", again)
     if "error" in facts["liger"]:  # not installed
         assert "liger" in facts["liger"]["error"]
+
+
+def test_the_floor_has_the_products_and_the_attention_of_both_passes():
+    import torch
+
+    from benchmarks._floor import Products
+
+    x, weight = torch.randn(1, 2, 8, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    with Products() as products:
+        y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        (torch.nn.functional.silu(y) @ weight).sum().backward()
+    assert products.calls == 2 + 3 and products.ms > 0
 
 
 def test_results_of_other_families_stay_in_the_file(tmp_path):
