@@ -18,7 +18,6 @@ from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
 from veomni_hook.kernels.slot.candidates import Answers, Outcome
-from veomni_hook.kernels.slot.request import Request
 from veomni_hook.kernels.slot.skipped import Skipped
 
 __all__ = ["Compiled", "device_of"]
@@ -71,17 +70,12 @@ def _traced_local(name: str) -> Any:
     return getattr(variable(name), "value", None)
 
 
-def _refused_by(backend: str, reason: object) -> Outcome:
-    why = f": {reason}" if isinstance(reason, str) else ""
-    return Outcome(EAGER, f"{_LEFT.reason}: {backend} refused the call{why}")
-
-
 class Compiled:
     """The compiled form of one slot.
 
     ``answers_to`` returns the slot's answers for a chosen backend. ``binder`` returns the function that maps
-    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip. ``request`` is
-    what guards may be asked for.
+    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip. ``asks`` and
+    ``settles`` are the functions that `Variant.asks` and `Variant.settles` name, or None.
     """
 
     def __init__(
@@ -90,14 +84,15 @@ class Compiled:
         answers_to: Callable[[str], Answers],
         binder: Callable[[], Binder],
         skipped: Skipped,
-        request: Request,
+        asks: Callable[..., Any] | None,
+        settles: Callable[..., object] | None,
     ) -> None:
         # This module does not import torch, as that of slots does not.
         from veomni_hook.kernels.shared.function_modes import intercepting
 
         self._intercepting = intercepting
         self._op = op
-        self._request = request
+        self._asks, self._settles = asks, settles
         self._skipped = skipped
         self._binder: Binder
         #: By choice, device type, and whether the caller asks for what only a kernel gives: kernels, each
@@ -116,7 +111,9 @@ class Compiled:
             if backend:
                 outcome = Outcome(backend, "compiled in")
             elif refusing:
-                outcome = _refused_by(refusing, _traced_local("reason"))
+                reason = _traced_local("reason")
+                why = f": {reason}" if isinstance(reason, str) else ""
+                outcome = Outcome(EAGER, f"{_LEFT.reason}: {refusing} refused the call{why}")
             else:
                 outcome = Outcome(EAGER, f"{_LEFT.reason}: {left}")
             notes.add(wanted, outcome)
@@ -142,7 +139,7 @@ class Compiled:
 
     def kernel(self, owner: object, operands: tuple[object, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""
-        wanted, device, asks = self._wanted(owner), device_of(operands), self._request.asks
+        wanted, device, asks = self._wanted(owner), device_of(operands), self._asks
         if wanted == EAGER:
             self.left(owner, "eager is chosen", operands)
             return None
@@ -189,8 +186,8 @@ class Compiled:
 
     def left(self, owner: object, reason: str, operands: tuple[object, ...] = ()) -> None:
         """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""
-        if self._request.settles is not None and STATE.active:
-            self._request.settles(owner, reason, *operands)
+        if self._settles is not None and STATE.active:
+            self._settles(owner, reason, *operands)
 
     def traced(self, owner: object, wanted: str, *, compiled: bool) -> Outcome | None:
         """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
