@@ -13,12 +13,11 @@ from veomni_hook.kernels.rms_norm.tiles import (
     LARGE,
     TL,
     backward_tile,
-    blocks,
     forward_tile,
     stages_of,
     warps_of,
 )
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, rows_at
 
 __all__ = ["Plan", "backward_plan", "forward_plan", "sum_plan"]
@@ -226,7 +225,7 @@ def _backward_launch(
     steps = int(weight is not None), TL[middle], added, *map(int, needed), again, stages
     constants = columns, groups, block, tile // block, *steps
     launch = Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile))
-    return launch, tile // block, blocks(processors, groups)
+    return launch, tile // block, cdiv(processors, groups)
 
 
 def _rows_of_groups(shape: torch.Size, strides: _Strides, groups: int) -> Rows | None:

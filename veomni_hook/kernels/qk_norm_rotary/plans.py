@@ -5,14 +5,14 @@ A plan is made once for everything that Triton specialises on, and for the sizes
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 
 from veomni_hook.kernels.qk_norm_rotary import device
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 
 __all__ = [
     "MOST_NUMBERS",
@@ -67,16 +67,6 @@ class _Sizes(NamedTuple):
     rest: int
     half_block: int
     rest_block: int
-
-
-@cache
-def _room(on: torch.device) -> tuple[int, int]:
-    """The number of multiprocessors, and the bytes that programs of one may stage."""
-    if on.type != "cuda":
-        return 2, 1 << 16  # the interpreter
-    properties = torch.cuda.get_device_properties(on)
-    memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
-    return properties.multi_processor_count, memory
 
 
 def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
@@ -198,9 +188,9 @@ def backward_plan(
     sizes, at_once, warps, per_position = _sizes(BACKWARD, q, k, cos)
     together = max(1, _NUMBERS_A_PROCESSOR // (at_once * (q.shape[1] + k.shape[1]) * q.shape[3]))
     a_processor = min(BACKWARD.programs, together)
-    processors, room = _room(on)
+    processors, memory = room(on)
     staged = a_processor * per_position * at_once * (dtypes[0].itemsize + dtypes[3].itemsize)
-    stages = min(BACKWARD.stages, 1 + room // max(staged, 1))
+    stages = min(BACKWARD.stages, 1 + memory // max(staged, 1))
     programs = min(a_processor * processors, -(-positions // at_once))
     if not programs:
         return Launched(None, (0, 0, 0), (), results)

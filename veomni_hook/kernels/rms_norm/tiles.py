@@ -11,7 +11,7 @@ import triton.language as tl
 from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm.wide_device import LINE
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = [
     "DTYPES",
@@ -23,7 +23,6 @@ __all__ = [
     "TL",
     "WEIGHT",
     "backward_tile",
-    "blocks",
     "fetches",
     "forward_tile",
     "split",
@@ -92,11 +91,6 @@ def fetches(device: torch.device) -> bool:
     return device.type == "cuda" and not is_rocm()
 
 
-def blocks(elements: int, size: int) -> int:
-    """The number of blocks of ``size`` that hold the elements."""
-    return -(-elements // size)
-
-
 def split(columns: int) -> tuple[int, int]:
     """The column blocks of a row, powers of two: one and 0, or a larger and a smaller one.
 
@@ -119,8 +113,8 @@ def wide(columns: int, size: int, *, fetched: bool) -> Wide | None:
     if columns <= _WHOLE_COLUMNS:
         return None
     block, warps, ahead = next(rest for most, *rest in _PARTS if columns <= most)
-    lines = power(blocks(columns * size, LINE.value)) if ahead and fetched else 0
-    return Wide(block, blocks(columns, block), warps, lines)
+    lines = power(cdiv(columns * size, LINE.value)) if ahead and fetched else 0
+    return Wide(block, cdiv(columns, block), warps, lines)
 
 
 def forward_tile(columns: int) -> int:
@@ -148,7 +142,7 @@ def stages_of(tile: int, elements: int, size: int, memory: int) -> int:
         size: bytes loaded per element.
         memory: bytes that a program may stage.
     """
-    wanted = max(_FEWEST_TILES, blocks(_IN_FLIGHT, elements * size))
+    wanted = max(_FEWEST_TILES, cdiv(_IN_FLIGHT, elements * size))
     return max(1, min(wanted, memory // (tile * size)))
 
 
@@ -156,7 +150,7 @@ def summed(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The sum of the rows of ``partial`` ``[programs, columns]``, float32, in ``dtype``: one kernel."""
     programs, columns = partial.shape
     total = torch.empty(columns, dtype=dtype, device=partial.device)
-    grid = (-(-columns // _SUMMED_COLUMNS), 1, 1)
+    grid = (cdiv(columns, _SUMMED_COLUMNS), 1, 1)
     _sum_launch(partial.device, dtype, columns)(grid, partial, total, programs)
     return total
 
