@@ -27,10 +27,10 @@ from veomni_hook.kernels.add_rms_norm import reference
 from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import reference as formulas
 from veomni_hook.kernels.rms_norm import triton as norms
-from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, TL, WEIGHT, warps_of
+from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, WEIGHT, warps_of
 from veomni_hook.kernels.rms_norm.variants import Norm
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, unfit_addends, untraceable
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at

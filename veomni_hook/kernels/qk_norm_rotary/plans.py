@@ -9,10 +9,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 
 from veomni_hook.kernels.qk_norm_rotary import device
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power, room
 
 __all__ = [
     "MOST_NUMBERS",
@@ -30,7 +29,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: Tiles over all heads of a position are unrolled; more numbers would need too many tiles.
 MOST_NUMBERS = 1 << 17
 #: A program takes several positions until it has this many numbers.
@@ -161,7 +159,7 @@ def forward_plan(
         return Launched(None, (0, 0, 0), (), results)
     sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
     factor, *rounded = form
-    constants = *sizes, factor, *(_TL[dtype] for dtype in rounded), at_once
+    constants = *sizes, factor, *(TL[dtype] for dtype in rounded), at_once
     numbers = (
         positions, length, *q.stride()[:3], *k.stride()[:3], *_table_strides(cos), *_table_strides(sin),
         *q_out.stride()[:3], *k_out.stride()[:3],
@@ -195,7 +193,7 @@ def backward_plan(
     if not programs:
         return Launched(None, (0, 0, 0), (), results)
     factor, middle = form
-    constants = *sizes, factor, _TL[middle], to_weight, at_once, stages
+    constants = *sizes, factor, TL[middle], to_weight, at_once, stages
     numbers = (
         positions, length, *q.stride()[:3], *k.stride()[:3], *_table_strides(cos), *_table_strides(sin),
         *strides[4][:3], *strides[5][:3],

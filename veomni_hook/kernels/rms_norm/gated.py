@@ -20,11 +20,9 @@ from veomni_hook.kernels.rms_norm import gated_device as kernels
 from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import (
-    DTYPES,
     LARGE,
     ONE_PLUS,
     ONE_PLUS_ROUNDED,
-    TL,
     WEIGHT,
     stages_of,
     summed,
@@ -32,8 +30,8 @@ from veomni_hook.kernels.rms_norm.tiles import (
 )
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 

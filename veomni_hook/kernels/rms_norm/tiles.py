@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 
 from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.rms_norm import device as kernels
@@ -14,14 +13,13 @@ from veomni_hook.kernels.rms_norm.wide_device import LINE
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = [
-    "DTYPES",
     "LARGE",
     "MOST_COLUMNS",
     "NONE",
     "ONE_PLUS",
     "ONE_PLUS_ROUNDED",
-    "TL",
     "WEIGHT",
+    "Plan",
     "backward_tile",
     "fetches",
     "forward_tile",
@@ -37,8 +35,6 @@ MOST_COLUMNS = 32768
 #: The factor of `xhat`, as `device.load_factor` numbers it: none, weight, 1 + weight in float32 or in the
 #: weight's dtype.
 NONE, WEIGHT, ONE_PLUS, ONE_PLUS_ROUNDED = range(4)
-DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: From this number of rows on, row numbers do not fit into 32 bits, for which Triton compiles.
 LARGE = 1 << 31
 #: The minimum columns of the two blocks into which a row may be split. On an H200, backward of 65,536 rows in
@@ -84,6 +80,25 @@ class Wide(NamedTuple):
     parts: int
     warps: int
     lines: int
+
+
+class Plan(NamedTuple):
+    """A launch for the shapes and strides of a call, and what surrounds it.
+
+    Attributes:
+        launch: None if there is nothing to compute.
+        grid: of the launch.
+        numbers: the arguments after the tensors, up to eps.
+        kept: the sizes and strides of what the forward keeps of each row; in a backward, of the parts of the
+            parameters' gradients.
+        like: the result has the dtype and the strides of x.
+    """
+
+    launch: Launch | None
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    kept: tuple[tuple[int, ...], tuple[int, ...]]
+    like: bool
 
 
 def fetches(device: torch.device) -> bool:

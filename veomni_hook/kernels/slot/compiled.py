@@ -56,7 +56,11 @@ class Notes:
             self._owners.setdefault(wanted, WeakKeyDictionary())[owner] = outcome
 
     def of(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
-        """Return the note of a module; if it is ``compiled`` or modules are unknown, else the last note."""
+        """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
+
+        ``compiled``: the module is known to be compiled, so the last note of any module applies to it; this
+        also applies where it is unknown which modules were traced.
+        """
         outcome = self._owners.get(wanted, {}).get(owner)
         return self._last.get(wanted) if outcome is None and (compiled or not self._complete) else outcome
 
@@ -75,7 +79,8 @@ class Compiled:
 
     ``answers_to`` returns the slot's answers for a chosen backend. ``binder`` returns the function that maps
     arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip. ``asks`` and
-    ``settles`` are the functions that `Variant.asks` and `Variant.settles` name, or None.
+    ``settles`` are the functions that `Variant.asks` and `Variant.settles` name, or None. `notes` has what
+    was compiled.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class Compiled:
         #: By choice, device type, and whether the caller asks for what only a kernel gives: kernels, each
         #: with its refusals.
         self._kernels: dict[tuple[str, str, bool], Any] = {}
-        notes = self._notes = Notes()
+        notes = self.notes = Notes()
 
         def look_up(wanted: str, device: str, asked: bool) -> bool:
             kernels = () if device is None else answers_to(wanted).traceable(device, asked=asked)
@@ -188,13 +193,6 @@ class Compiled:
         """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""
         if self._settles is not None and STATE.active:
             self._settles(owner, reason, *operands)
-
-    def traced(self, owner: object, wanted: str, *, compiled: bool) -> Outcome | None:
-        """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
-
-        ``compiled``: the module is known to be compiled, so notes of other modules apply to it.
-        """
-        return self._notes.of(owner, wanted, compiled=compiled)
 
     def at(self, owner: object, upstream: Callable[..., object]) -> Callable[..., Any]:
         """Return what to call instead of ``upstream``, with the same arguments."""

@@ -270,7 +270,7 @@ class Slot:
 
         ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
         """
-        return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
+        return self._compiled.notes.of(owner, self.answers(owner).wanted, compiled=compiled)
 
     def _left(self, owner: object, operands: tuple[object, ...]) -> None:
         """Raise KernelError if a request is left unanswered, because no kernel computes this call."""
