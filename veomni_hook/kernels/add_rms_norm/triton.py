@@ -27,10 +27,10 @@ from veomni_hook.kernels.add_rms_norm import reference
 from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import reference as formulas
 from veomni_hook.kernels.rms_norm import triton as norms
-from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, TL, WEIGHT, warps_of
+from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, WEIGHT, warps_of
 from veomni_hook.kernels.rms_norm.variants import Norm
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, unfit_addends, untraceable
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
@@ -48,19 +48,12 @@ _NUMBERS = {"weight": WEIGHT, "one_plus": ONE_PLUS, "one_plus_rounded": ONE_PLUS
 _FACTORS = {name: _NUMBERS[norm.factor] for name, norm in _NORMS.items()}
 
 
-def _rounded_to(variant: str, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
-    """The dtype to which the normalised values are rounded before the product."""
+def _rounded(variant: str, x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """The dtypes to which the normalised values are rounded before the product, and that of the result."""
     rounded_to = _NORMS[variant].rounded_to
     if rounded_to == "x":
-        return x
-    return weight if rounded_to == "weight" else torch.float32
-
-
-def _result_dtype(variant: str, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
-    rounded_to = _NORMS[variant].rounded_to
-    if rounded_to == "x":
-        return torch.promote_types(x, weight)
-    return weight if rounded_to == "weight" else x
+        return x, torch.promote_types(x, weight)
+    return (weight, weight) if rounded_to == "weight" else (torch.float32, x)
 
 
 # Cached by all Triton specialisations except the number of rows.
@@ -78,7 +71,7 @@ def _forward_launch(
     """Return the forward's launcher, and the rows per program."""
     block = power(columns)
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
-    constants = columns, block, tile // block, _FACTORS[variant], TL[_rounded_to(variant, *dtypes)], keep
+    constants = columns, block, tile // block, _FACTORS[variant], TL[_rounded(variant, *dtypes)[0]], keep
     return Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile)), tile // block
 
 
@@ -115,7 +108,7 @@ def _forward_plan(
         return None
     columns, rows = shape[-1], prod(shape[:-1])
     scales = tuple(shape[:-1]), contiguous_strides(shape[:-1])
-    out, like = _result_dtype(variant, *dtypes), residual_strides == contiguous_strides(shape)
+    out, like = _rounded(variant, *dtypes)[1], residual_strides == contiguous_strides(shape)
     if not columns or not rows:
         return _Plan(None, (0, 0, 0), (), scales, out, like, like and out is dtypes[0])
     launch, size = _forward_launch(
@@ -130,7 +123,7 @@ def _forward_plan(
 @operator(
     lambda residual, hidden_states, weight, eps, variant: (
         residual.new_empty(residual.shape),
-        residual.new_empty(residual.shape, dtype=_result_dtype(variant, residual.dtype, weight.dtype)),
+        residual.new_empty(residual.shape, dtype=_rounded(variant, residual.dtype, weight.dtype)[1]),
         residual.new_empty(residual.shape[:-1], dtype=torch.float32),
     )
 )
@@ -174,7 +167,7 @@ def _gradients(
     if dy is None:
         return dtotal, None
     (total, weight, scale), (_, variant) = saved, rest
-    form = _FACTORS[variant], _rounded_to(variant, total.dtype, weight.dtype)
+    form = _FACTORS[variant], _rounded(variant, total.dtype, weight.dtype)[0]
     return norms.rms_norm_backward(total, weight, scale, dy, dtotal, *form, wanted[1])
 
 

@@ -34,7 +34,12 @@ _FUNCTIONS = ("transformers.integrations.sdpa_attention",)
 
 def rows_of_module(module: ModuleType, device: str) -> list[Row]:
     """Return a row for each slot of a modeling module, with what it would select on ``device``."""
-    return [_of_module(module, name, slot, device) for name, slot in slots_in(module).items()]
+    rows = []
+    for name, slot in slots_in(module).items():
+        row = _row("", module.__name__, name, slot, None, device)
+        guards = [guard for guard in guards_in(module) if guard.name == name]
+        rows.append(_as_it_is_now(row, [_replacement_in(module, guard) for guard in guards]))
+    return rows
 
 
 def rows_of_model(model: nn.Module, device: str) -> list[Row]:
@@ -91,12 +96,6 @@ def _guards_of_replaced(kinds: Iterable[type]) -> dict[type, list[Guard]]:
     return guards
 
 
-def _of_module(module: ModuleType, name: str, slot: Slot, device: str) -> Row:
-    row = _row("", module.__name__, name, slot, None, device)
-    guards = [guard for guard in guards_in(module) if guard.name == name]
-    return _as_it_is_now(row, [_replacement_in(module, guard) for guard in guards])
-
-
 def _replacement_in(module: ModuleType, guard: Guard) -> Replacement | None:
     """Return what replaces a guard in modules made from the class that has its name now, or None."""
     kind = vars(module).get(guard.kind)
@@ -110,7 +109,7 @@ def _replacement_in(module: ModuleType, guard: Guard) -> Replacement | None:
 
 def _as_it_is_now(row: Row, replacements: list[Replacement | None]) -> Row:
     """Report what replaces the guards of a place, unless recorded calls already show the result."""
-    others = [fromkey for fromkey in dict.fromkeys(replacements) if fromkey is not None]
+    others = [other for other in dict.fromkeys(replacements) if other is not None]
     if not others:
         return row
     names = ", ".join(other.name for other in others)

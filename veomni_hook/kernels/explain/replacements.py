@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from veomni_hook.kernels.shared.origin import home_of, name_of, underlying
@@ -130,7 +130,7 @@ def _wrapped(one: object) -> Iterator[Any]:
     elif isinstance(one, (MethodType, staticmethod, classmethod)):
         yield one.__func__
     elif isinstance(one, FunctionType):
-        yield from (cell.cell_contents for cell in one.__closure__ or () if _is_filled(cell))
+        yield from (cell.cell_contents for cell in one.__closure__ or () if cell != CellType())
         yield from one.__defaults__ or ()
         yield from (one.__kwdefaults__ or {}).values()
     elif not isinstance(one, type) and hasattr(one, "__dict__"):
@@ -147,13 +147,6 @@ def _named(function: FunctionType, guard: Guard, kind: type, owner: object) -> I
     for name in names:
         values = (space[name] for space in spaces if name in space)
         yield from (value for value in values if isinstance(value, (FunctionType, MethodType, partial)))
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # unbound variable
-        return False
 
 
 def _names(code: CodeType) -> set[str]:

@@ -174,12 +174,9 @@ def _unfit_experts(module: nn.Module, slot: Slot, form: str) -> str | None:
 def _unfit(layer: nn.Module, name: str, module: Any, form: str) -> str | None:
     if type(module) not in (nn.Linear, *CLASSES.values()):
         return f"it is a {type(module).__name__}"
-    owners = [layer, *(layer.get_submodule(part) for part in _prefixes(name))]
-    if any(hasattr(owner, "base_layer") for owner in owners) and "base_layer" not in name.split("."):
+    owners, parts = [layer], name.split(".")
+    for part in parts[:-1]:
+        owners.append(owners[-1].get_submodule(part))
+    if any(hasattr(owner, "base_layer") for owner in owners) and "base_layer" not in parts:
         return "it is an adapter"
     return widths_refused(module.weight, mx=form == MXFP8)
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]

@@ -23,6 +23,7 @@ from veomni_hook.kernels.float8 import reference
 from veomni_hook.kernels.float8.reference import FLOAT8, SHARED
 from veomni_hook.kernels.gated_mlp.recomputed import Gradients
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 
 __all__ = ["check_device", "gradients", "linear", "widths_refused"]
 
@@ -34,11 +35,9 @@ _BLACKWELL = "use a GPU with MX (NVIDIA, compute capability 10.0 or higher: Blac
 _HOPPER = "use a GPU with float8 (NVIDIA, compute capability 8.9 or higher: Ada, Hopper, Blackwell)"
 
 
-def _fake_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=FLOAT8), x.new_empty(x.shape[0], 1, dtype=torch.float32)
-
-
-@operator(_fake_rows)
+@operator(
+    lambda x: (x.new_empty(x.shape, dtype=FLOAT8), x.new_empty(x.shape[0], 1, dtype=torch.float32)),
+)
 def _float8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.is_cuda:
         from veomni_hook.kernels.float8 import triton  # may be missing where there is no GPU
@@ -47,12 +46,12 @@ def _float8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return reference.quantised(x)
 
 
-def _fake_columns(x: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor]:
-    rows, columns = x.shape
-    return x.new_empty(columns, rows, dtype=FLOAT8), x.new_empty(columns, 1, dtype=torch.float32)
-
-
-@operator(_fake_columns)
+@operator(
+    lambda x, factors: (
+        x.new_empty(x.shape[::-1], dtype=FLOAT8),
+        x.new_empty(x.shape[1], 1, dtype=torch.float32),
+    )
+)
 def _float8_columns(x: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor]:
     if x.is_cuda:
         from veomni_hook.kernels.float8 import triton
@@ -78,11 +77,7 @@ def _float8_mx(x: Tensor, turned: bool) -> tuple[Tensor, Tensor]:
     return q.contiguous(), scale
 
 
-def _fake_turned(q: Tensor) -> Tensor:
-    return q.new_empty(q.shape[::-1])
-
-
-@operator(_fake_turned)
+@operator(lambda q: q.new_empty(q.shape[::-1]))
 def _float8_turned(q: Tensor) -> Tensor:
     if q.is_cuda:
         from veomni_hook.kernels.float8 import triton
@@ -189,6 +184,7 @@ def check_device(x: Tensor, *, mx: bool = False) -> None:
         raise KernelError(f"{lacks} has no {where} products", where=f"precision={where}", fix=fix)
 
 
+@answered_while_tracing
 @cache
 def _lacks(kind: str, index: int, *, mx: bool) -> str:
     """Return the name of a device that cannot multiply in float8; empty: it can."""
@@ -199,7 +195,3 @@ def _lacks(kind: str, index: int, *, mx: bool) -> str:
     major, minor = torch.cuda.get_device_capability(index)
     least = (10, 0) if mx else (8, 9)
     return "" if (major, minor) >= least else f"{torch.cuda.get_device_name(index)} ({major}.{minor})"
-
-
-# Same as torch.compiler.assume_constant_result, which imports dynamo.
-setattr(_lacks, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

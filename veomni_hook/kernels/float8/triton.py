@@ -28,7 +28,7 @@ _MX = (64, 128)
 
 def _readable(x: Tensor) -> Tensor:
     """Return ``x`` with columns that are neighbours."""
-    return x if x.stride(1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -70,7 +70,7 @@ def quantised_columns(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor,
     ``x`` is ``[..., rows, columns]``; the results are ``[..., columns, rows]`` and ``[..., columns, 1]``.
     With ``factors`` ``[rows, 1]``, float32, they are those of ``x * factors``.
     """
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = _readable(x)
     rows, columns = x.shape[-2:]
     number, apart = (x.shape[0], x.stride(0)) if x.ndim == 3 else (1, 0)
     q = torch.empty(*x.shape[:-2], columns, rows, dtype=FLOAT8, device=x.device)
@@ -116,7 +116,7 @@ def in_mx(x: Tensor, *, turned: bool = False) -> tuple[Tensor, Tensor]:
     ``x`` is ``[..., rows, columns]``; the results are that and ``[..., rows, columns / 32]``, or those of the
     ``turned`` matrices, ``[..., columns, rows]`` and ``[..., columns, rows / 32]``.
     """
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = _readable(x)
     rows, columns = x.shape[-2:]
     number, apart = (x.shape[0], x.stride(0)) if x.ndim == 3 else (1, 0)
     of_rows, neighbours = (columns, rows) if turned else (rows, columns)

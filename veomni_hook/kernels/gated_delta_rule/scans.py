@@ -108,7 +108,7 @@ class Scans:
         last = state_of(v, self.widths[2], samples if final else 0)
         start = last if initial is None else initial.to(torch.float32).contiguous()
         if samples:
-            self._forward(initial is not None, final)(
+            self._launch(scan_device.forward, 13, (initial is not None, final, False))(
                 self._grid(samples),
                 parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
                 start, output, last, output, output,
@@ -133,7 +133,7 @@ class Scans:
         start = dinitial if initial is None else initial.to(torch.float32).contiguous()
         end = dinitial if dfinal is None else dfinal.to(torch.float32).contiguous()
         if samples:
-            self._both(initial is not None, dfinal is not None, to_initial)(
+            self._launch(scan_device.both, 16, (initial is not None, dfinal is not None, to_initial))(
                 self._grid(samples, scans=2),
                 parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, dy, tables.bounds, tables.first,
                 start, end, dinitial, states, written, dstates, dwritten,
@@ -142,12 +142,6 @@ class Scans:
 
     def _grid(self, samples: int, scans: int = 1) -> tuple[int, int, int]:
         return self.values // self._rows, scans * self.heads, samples
-
-    def _forward(self, initial: bool, final: bool) -> Launch:
-        return self._launch(scan_device.forward, 13, (initial, final, False))
-
-    def _both(self, initial: bool, final: bool, to_initial: bool) -> Launch:
-        return self._launch(scan_device.both, 16, (initial, final, to_initial))
 
     def _launch(self, function: Hashable, tensors: int, flags: tuple[bool, ...]) -> Launch:
         if (function, flags) not in self._launches:

@@ -17,12 +17,11 @@ from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.autograd import differentiated_once
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 
 __all__ = ["product", "refuses"]
 
 _FUNCTIONS: dict[str | None, Any] = {"silu": LigerSiLUMulFunction, "gelu_tanh": LigerGELUMulFunction}
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 #: The longest row that a Liger program supports.
 _MOST_COLUMNS = 65536
 
@@ -33,7 +32,7 @@ def product(
     """Return ``activation(gate) * up``, all ``[..., intermediate]``; falls back to the formula."""
     unfit = (
         not_plain(gate, up) is not None
-        or gate.dtype not in _DTYPES
+        or gate.dtype not in DTYPES
         or gate.dtype is not up.dtype
         or gate.shape != up.shape
         or not gate.numel()

@@ -7,16 +7,16 @@ returns the columns that exist, a view. Gated kernels read rows at any stride.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils import _pytree
 
+from veomni_hook.kernels.gated_mlp.linear_input import LinearInput, plain, replaceable
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
+from veomni_hook.kernels.shared.operand_checks import count_as_plain
 
 __all__ = ["Rows", "prepare", "projected"]
 
@@ -52,49 +52,19 @@ def projected(
     return gate(x), up(x)
 
 
-class Rows(Tensor):
+class Rows(LinearInput):
     """The input of projections."""
 
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if any(kind is not Rows for kind in types):
-            # Let another tensor subclass (a quantised weight) handle the call.
-            args, kwargs = _pytree.tree_map_only(Rows, _plain, (args, kwargs or {}))
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is functional.linear and args and type(args[0]) is Rows:
-                arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-                if _suits(**arguments):
-                    return _padded_linear(_plain(args[0]), arguments["weight"], arguments.get("bias"))
-            return func(*args, **(kwargs or {}))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+    @staticmethod
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return the product with padded rows of the weight, or None if torch's is as good."""
+        if not replaceable(x, weight, bias) or not missing(x, weight.shape[0]):
+            return None
+        return _padded_linear(plain(x), weight, bias)
 
 
 # Kernels may read its memory as usual.
 count_as_plain(Rows)
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x.as_subclass(Tensor)
-
-
-def _suits(input: Rows, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether the operator may replace ``functional.linear``."""
-    return (
-        weight.ndim == 2
-        and missing(input, weight.shape[0]) > 0
-        and not_plain(weight, *(() if bias is None else (bias,))) is None
-        and weight.dtype is input.dtype
-        and not torch.is_autocast_enabled(input.device.type)
-    )
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

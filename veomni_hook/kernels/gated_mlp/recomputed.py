@@ -15,18 +15,18 @@ multiplies in another way calls `projection` with its own `Products`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
-from torch.utils import _pytree
 
+from veomni_hook.kernels.gated_mlp.linear_input import LinearInput, plain, replaceable
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.held import are_spent, hold_in_checkpoint, saved_by
-from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
+from veomni_hook.kernels.shared.operand_checks import count_as_plain
 
 __all__ = ["Gradients", "Origin", "Product", "Products", "Rule", "origin_of", "product_of", "projection"]
 
@@ -76,44 +76,6 @@ def _gradients(dy: Tensor) -> Gradients:
 _PLAIN = Products(functional.linear, _gradients)
 
 
-class Product(Tensor):
-    """A product that knows its `Origin` until something writes into it."""
-
-    _origin: Origin
-    _written: int
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if not all(issubclass(kind, Product) for kind in types):
-            # Let another tensor subclass (a quantised weight) handle the call.
-            args, kwargs = _pytree.tree_map_only(Product, _plain, (args, kwargs or {}))
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is functional.linear and args and isinstance(args[0], Product):
-                arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-                y = projection(arguments["input"], arguments["weight"], arguments.get("bias"))
-                if y is not None:
-                    return y
-            return func(*args, **(kwargs or {}))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
-
-# Kernels may read its memory as usual, such as a norm between the product and its projection.
-count_as_plain(Product)
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x.as_subclass(Tensor)
-
-
 def product_of(y: Tensor, origin: Origin) -> Tensor:
     """Return ``y``, which requires a gradient, as a `Product`."""
     product = y.as_subclass(Product)
@@ -131,22 +93,24 @@ def origin_of(x: Tensor) -> Origin | None:
 def projection(x: Tensor, weight: Tensor, bias: Tensor | None, products: Products = _PLAIN) -> Tensor | None:
     """Return ``x W^T + bias`` by an operator that saves what ``x`` is made of; None: it cannot."""
     origin = origin_of(x)
-    if origin is None or not _suits(x, weight, bias):
+    if origin is None or not replaceable(x, weight, bias):
         return None
     handle = hold_in_checkpoint(origin.gate, origin.up, weight, bias)
-    operands = (origin.gate, origin.up, weight, bias, _plain(x.detach()), origin.rule, products, handle)
+    operands = (origin.gate, origin.up, weight, bias, plain(x.detach()), origin.rule, products, handle)
     y: Tensor = _GatedLinear.apply(*operands)  # type: ignore[no-untyped-call]
     return y
 
 
-def _suits(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the operator may replace ``functional.linear``."""
-    return (
-        not_plain(weight, *(() if bias is None else (bias,))) is None
-        and weight.dtype is input.dtype
-        and weight.ndim == 2
-        and not torch.is_autocast_enabled(input.device.type)
-    )
+class Product(LinearInput):
+    """A product that knows its `Origin` until something writes into it."""
+
+    _origin: Origin
+    _written: int
+    linear = staticmethod(projection)
+
+
+# Kernels may read its memory as usual, such as a norm between the product and its projection.
+count_as_plain(Product)
 
 
 class _GatedLinear(torch.autograd.Function):

@@ -23,7 +23,7 @@ from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, Rule, product_of
 from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, name_of_accepted, unknown
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable, rows_at
@@ -41,7 +41,6 @@ __all__ = [
 Tensor = torch.Tensor
 Activation = Callable[[Tensor], Tensor]
 
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _PRODUCT, _CLAMPED, _CLAMPED_AFTER, _SCALED_SIGMOID = range(4)
 _NAMES = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu")
 #: The device code's activation numbers, by name.
@@ -90,7 +89,7 @@ def _plan(
         rows, columns = [Rows(1, 1, 0, 0, 0)] * len(rows), number
     form, activation, wide = code
     block, warps = (_FORWARD_BLOCK, _FORWARD_WARPS) if again is None else (_BACKWARD_BLOCK, _BACKWARD_WARPS)
-    constants = block, form, activation, tl.float32 if wide else _TL[dtype]
+    constants = block, form, activation, tl.float32 if wide else TL[dtype]
     if again is None:
         launch = Launch(device.forward, 3, *constants, num_warps=warps)
     else:
@@ -179,12 +178,12 @@ def _gated(gate: Tensor, up: Tensor, call: _Call) -> Tensor:
     y = _product(gate, up, *call)
     if not y.requires_grad or torch.compiler.is_compiling():
         return y
-    rule = Rule(partial(_again, call), partial(_both, call), partial(_formula, call))
+    rule = Rule(
+        lambda gate, up: _gated_mlp(gate, up, *call),
+        partial(_both, call),
+        lambda gate, up: _definition(gate, up, *call),
+    )
     return product_of(y, Origin(gate, up, rule))
-
-
-def _again(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
-    return _gated_mlp(gate, up, *call)
 
 
 def _both(call: _Call, gate: Tensor, up: Tensor, dy: Tensor, spent: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,15 +192,11 @@ def _both(call: _Call, gate: Tensor, up: Tensor, dy: Tensor, spent: bool) -> tup
     return _gated_mlp_backward(gate, up, dy, *call, True, into=into)
 
 
-def _formula(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
-    return _definition(gate, up, *call)
-
-
 def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:
     """Whether the projections returned operands that only the formula supports."""
     return (
         not_plain(gate, up) is not None
-        or gate.dtype not in _TL
+        or gate.dtype not in TL
         or gate.dtype is not up.dtype
         or gate.shape != up.shape
         or gate.device != up.device

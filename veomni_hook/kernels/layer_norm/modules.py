@@ -15,8 +15,8 @@ from torch import nn
 from veomni_hook.kernels.layer_norm import reference
 from veomni_hook.kernels.layer_norm.triton import added_norm
 from veomni_hook.kernels.layer_norm.triton import norm as plain_norm
-from veomni_hook.kernels.rms_norm.tiles import DTYPES, MOST_COLUMNS
-from veomni_hook.kernels.shared.operand_checks import not_plain, unfit_addends, untraceable
+from veomni_hook.kernels.rms_norm.tiles import MOST_COLUMNS
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, unfit_addends, untraceable
 
 __all__ = ["cast_by_autocast", "loses", "refuses", "refuses_sum", "rounded_once", "sum_rounded_once"]
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain
 
 __all__ = ["unfit"]
 
 #: The variants in which torch's operator is written, so that the first operand is its ``normalized_shape``.
 _SHAPED = frozenset(("operator_before_weight_and_bias", "weight_and_bias_before_cast", "unweighted"))
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def unfit(variant: str, hidden_states: torch.Tensor, operands: tuple[Any, ...]) -> str | None:
@@ -36,13 +35,13 @@ def unfit(variant: str, hidden_states: torch.Tensor, operands: tuple[Any, ...]) 
 def _unfit_input(hidden_states: torch.Tensor, eps: object) -> str | None:
     if hidden_states.layout is not torch.strided or not hidden_states.ndim:
         return "the input is not a strided tensor with a dimension"
-    if hidden_states.dtype not in _DTYPES:
+    if hidden_states.dtype not in DTYPES:
         return f"the input has dtype {hidden_states.dtype}"
     return None if isinstance(eps, (float, int)) else f"eps is a {type(eps).__name__}"
 
 
 def _unfit_parameter(hidden_states: torch.Tensor, parameter: torch.Tensor) -> str | None:
-    if parameter.dtype not in _DTYPES:
+    if parameter.dtype not in DTYPES:
         return f"a parameter has dtype {parameter.dtype}"
     if parameter.device != hidden_states.device:
         return f"a parameter is on {parameter.device}, the input on {hidden_states.device}"

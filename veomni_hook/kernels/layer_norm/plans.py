@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 import torch
 
 from veomni_hook.kernels.layer_norm import device as kernels
 from veomni_hook.kernels.rms_norm.tiles import (
     LARGE,
-    TL,
+    Plan,
     backward_tile,
-    blocks,
     forward_tile,
     stages_of,
     warps_of,
 )
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, rows_at
 
-__all__ = ["Plan", "backward_plan", "forward_plan", "sum_plan"]
+__all__ = ["backward_plan", "forward_plan", "sum_plan"]
 
 _Strides = tuple[int, ...]
 
@@ -31,24 +29,6 @@ _Strides = tuple[int, ...]
 _MOST_HELD, _FEWEST_TILES = 8192, 3
 #: Elements per program of a sum and its norm, as in the addition and RMSNorm; and columns that are wide.
 _SUM_TILE, _SUM_WIDE_TILE, _WIDE = 2048, 8192, 4096
-
-
-class Plan(NamedTuple):
-    """A launch, and what surrounds it.
-
-    Attributes:
-        launch: None if there is nothing to compute.
-        grid: of the launch.
-        numbers: the arguments after the tensors, up to eps.
-        kept: the sizes and strides of the moments; in a backward, of the parts of the parameters' gradients.
-        like: the result has the dtype and the strides of x.
-    """
-
-    launch: Launch | None
-    grid: tuple[int, int, int]
-    numbers: tuple[int, ...]
-    kept: tuple[_Strides, _Strides]
-    like: bool
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -226,7 +206,7 @@ def _backward_launch(
     steps = int(weight is not None), TL[middle], added, *map(int, needed), again, stages
     constants = columns, groups, block, tile // block, *steps
     launch = Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile))
-    return launch, tile // block, blocks(processors, groups)
+    return launch, tile // block, cdiv(processors, groups)
 
 
 def _rows_of_groups(shape: torch.Size, strides: _Strides, groups: int) -> Rows | None:

@@ -16,10 +16,9 @@ from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 from veomni_hook.kernels.moe_experts import forms
 from veomni_hook.kernels.shared.activations import name_of
 from veomni_hook.kernels.shared.autograd import differentiated_once
+from veomni_hook.kernels.shared.operand_checks import DTYPES
 
 __all__ = ["gated", "refuses"]
-
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def gated(
@@ -47,6 +46,6 @@ def refuses(owner: object, *operands: Any) -> str | None:
     x, stacked, activation = operands[0], operands[3], operands[5]
     if name_of(activation) != "silu":
         return f"the activation {name_of(activation)} is not supported"
-    if x.dtype not in _DTYPES or stacked.dtype is not x.dtype or torch.is_autocast_enabled(x.device.type):
+    if x.dtype not in DTYPES or stacked.dtype is not x.dtype or torch.is_autocast_enabled(x.device.type):
         return f"hidden states have dtype {x.dtype}, weights {stacked.dtype}, or autocast is on"
     return None if operands[1].numel() and stacked.numel() else "there are no expert ids or no weights"

@@ -141,7 +141,7 @@ class AdaptedWeight(Tensor):
         if function in _OF_SHAPE:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
-        args, kwargs = tree_map_only(AdaptedWeight, _total, (args, kwargs or {}))
+        args, kwargs = tree_map_only(AdaptedWeight, AdaptedWeight.total, (args, kwargs or {}))
         return function(*args, **(kwargs or {}))
 
     @classmethod
@@ -158,10 +158,6 @@ class AdaptedWeight(Tensor):
             where="veomni_hook.kernels.moe_experts.low_rank",
             fix="select upstream's code with VEOMNI_KERNELS=moe_experts=eager, and report this",
         )
-
-
-def _total(weight: AdaptedWeight) -> Tensor:
-    return weight.total()
 
 
 #: What is known without the sum. ``__get__`` reads an attribute.

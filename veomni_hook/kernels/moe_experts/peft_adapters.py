@@ -59,7 +59,8 @@ def watch(*_: object) -> None:
 
     @wraps(upstream)
     def activate(wrapper: Any, active_adapters: list[str]) -> AbstractContextManager[None]:
-        if compiler.is_compiling() or not decided((_METHOD, id(wrapper)), _is_first):
+        # A checkpoint may repeat a call that was made before `watch`.
+        if compiler.is_compiling() or not decided((_METHOD, id(wrapper)), lambda: not is_again()):
             return upstream(wrapper, active_adapters)  # type: ignore[no-any-return]
         names = [name for name in active_adapters or () if name in wrapper.lora_A]
         slots = _slots_of(owner := wrapper.get_base_layer()) if names else ()
@@ -77,11 +78,6 @@ def watch(*_: object) -> None:
 
     vars(activate)["veomni_watched"] = True
     setattr(kind, _METHOD, activate)
-
-
-def _is_first() -> bool:
-    """Return whether this call repeats none: a checkpoint may repeat one that was made before `watch`."""
-    return not is_again()
 
 
 def remark(owner: object, backend: str) -> str | None:
@@ -161,21 +157,18 @@ def _sides(wrapper: Any, name: str) -> tuple[Tensor, Tensor]:
 def _slots_of(owner: object) -> tuple[Slot, ...]:
     """Return the slots of experts with stacked weights that a module's forward asks."""
     kind = type(owner)
-    slots = _SLOTS.get(kind)
-    if slots is None:
-        slots = _SLOTS[kind] = tuple(_read_slots(kind))
-    return slots
-
-
-def _read_slots(kind: type) -> Iterator[Slot]:
-    forward: Any = inspect.unwrap(getattr(kind, "forward", _read_slots))
+    if (known := _SLOTS.get(kind)) is not None:
+        return known
+    forward: Any = inspect.unwrap(getattr(kind, "forward", _slots_of))
     code, scope = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    slots = []
     for name in () if code is None else code.co_names:
         slot = scope.get(name)
         if type(slot) is Slot and slot.op == "moe_experts":
             layout = LAYOUTS.get(slot.variant)
             if layout is not None and layout.fused:
-                yield slot
+                slots.append(slot)
+    return _SLOTS.setdefault(kind, tuple(slots))
 
 
 def _why_left(wrapper: Any, owner: nn.Module, names: list[str], answers: Answers) -> str | None:

@@ -320,8 +320,9 @@ gated_or_identity = partial(experts_or_identity, kernel("gated"))
 def refuses(owner: object, *operands: object) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     if is_adapted(operands):
-        if (reason := _unsuited_rank(operands)) is not None:
-            return reason
+        ranks = [operand.rank for operand in operands if type(operand) is AdaptedWeight]
+        if too_high := [rank for rank in ranks if rank > MOST_RANK]:
+            return f"the adapters have rank {too_high[0]}, the kernel takes at most {MOST_RANK}"
         operands = (*without_adapters(operands),)
     reason = forms.refuses(owner, *operands)
     if reason is not None:
@@ -332,13 +333,6 @@ def refuses(owner: object, *operands: object) -> str | None:
             return f"a limit or alpha is negative: {value}"
     dtype = forms.compute_dtype("gated", tensors)
     return None if dtype in _DTYPES else f"the kernel multiplies in 16 bits or float32, not {dtype}"
-
-
-def _unsuited_rank(operands: tuple[object, ...]) -> str | None:
-    for operand in operands:
-        if type(operand) is AdaptedWeight and operand.rank > MOST_RANK:
-            return f"the adapters have rank {operand.rank}, the kernel takes at most {MOST_RANK}"
-    return None
 
 
 refuses_or_identity = partial(identity_refuses, refuses)

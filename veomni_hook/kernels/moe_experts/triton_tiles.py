@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.selection.process_choice import STATE
-from veomni_hook.kernels.shared.launch import enter_context, generation
+from veomni_hook.kernels.shared.launch import enter_context, generation, room
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -162,11 +162,6 @@ def shared_memory(device_index: int) -> int:
     return int(properties.shared_memory_per_block_optin)
 
 
-@cache
-def _processors(device_index: int) -> int:
-    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
-
-
 def _hopper(x: Tensor) -> bool:
     return not x.is_cuda or generation(x.device) == 9
 
@@ -180,7 +175,7 @@ def grid(x: Tensor, tile: Tile, tiles: int) -> tuple[int]:
     if not x.is_cuda or not tile.programs:
         # The interpreter runs programs one by one.
         return (min(tiles, 3) if not x.is_cuda else tiles,)
-    return (min(tiles, tile.programs * _processors(x.device.index)),)
+    return (min(tiles, tile.programs * room(x.device)[0]),)
 
 
 def describable(tensor: Tensor, tile: Tile) -> bool:

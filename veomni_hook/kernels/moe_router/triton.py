@@ -24,7 +24,6 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch.nn import functional
 
 from veomni_hook.kernels.moe_router import device as kernels
@@ -32,7 +31,7 @@ from veomni_hook.kernels.moe_router import given, operand_checks, reference
 from veomni_hook.kernels.moe_router.operand_checks import SIGMOID, SOFTMAX, is_count, score_of
 from veomni_hook.kernels.moe_router.variants import LAYOUTS
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.launch import Launch, power
+from veomni_hook.kernels.shared.launch import TL, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import readable
@@ -44,7 +43,6 @@ Routing = tuple[torch.Tensor, torch.Tensor]
 MOST_EXPERTS, MOST_TOP_K = 512, 32
 # Also for groups whose size is not a power of 2.
 _MOST_PLACES = 1024
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # Logits per program. One warp reduces rows among its own threads, without synchronising in every round.
 _FORWARD_TILE, _BACKWARD_TILE, _BACKWARD_WARPS = 512, 2048, 4
 _LAUNCHES = 256
@@ -76,7 +74,7 @@ def _forward_launch(
     """Return the forward's launcher, and the rows per program."""
     kind, experts, top_k, normalise, (groups, best), given = form
     x, bias, _ = dtypes
-    last = _TL[torch.promote_types(x, bias)]
+    last = TL[torch.promote_types(x, bias)]
     if groups > 1:
         members = experts // groups
         blocks = power(groups), power(members)
@@ -289,7 +287,7 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
         return False
     return bias is None or (
         not_plain(bias) is None
-        and bias.dtype in _TL
+        and bias.dtype in TL
         and bias.device == router_logits.device
         and bias.shape == router_logits.shape[1:]
         and bias.is_contiguous()
@@ -313,7 +311,7 @@ def refuses_in_autocast(owner: object, router_logits: torch.Tensor, *others: Any
 
 def _beyond(router_logits: torch.Tensor, others: tuple[Any, ...]) -> str | None:
     experts = router_logits.shape[1]
-    if router_logits.dtype not in _TL:
+    if router_logits.dtype not in TL:
         return f"the logits have dtype {router_logits.dtype}"
     if not 0 < experts <= MOST_EXPERTS:
         return f"the kernel supports at most {MOST_EXPERTS} experts"

@@ -5,14 +5,13 @@ A plan is made once for everything that Triton specialises on, and for the sizes
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 
 from veomni_hook.kernels.qk_norm_rotary import device
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power, room
 
 __all__ = [
     "MOST_NUMBERS",
@@ -30,7 +29,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: Tiles over all heads of a position are unrolled; more numbers would need too many tiles.
 MOST_NUMBERS = 1 << 17
 #: A program takes several positions until it has this many numbers.
@@ -67,16 +65,6 @@ class _Sizes(NamedTuple):
     rest: int
     half_block: int
     rest_block: int
-
-
-@cache
-def _room(on: torch.device) -> tuple[int, int]:
-    """The number of multiprocessors, and the bytes that programs of one may stage."""
-    if on.type != "cuda":
-        return 2, 1 << 16  # the interpreter
-    properties = torch.cuda.get_device_properties(on)
-    memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
-    return properties.multi_processor_count, memory
 
 
 def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
@@ -171,7 +159,7 @@ def forward_plan(
         return Launched(None, (0, 0, 0), (), results)
     sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
     factor, *rounded = form
-    constants = *sizes, factor, *(_TL[dtype] for dtype in rounded), at_once
+    constants = *sizes, factor, *(TL[dtype] for dtype in rounded), at_once
     numbers = (
         positions, length, *q.stride()[:3], *k.stride()[:3], *_table_strides(cos), *_table_strides(sin),
         *q_out.stride()[:3], *k_out.stride()[:3],
@@ -198,14 +186,14 @@ def backward_plan(
     sizes, at_once, warps, per_position = _sizes(BACKWARD, q, k, cos)
     together = max(1, _NUMBERS_A_PROCESSOR // (at_once * (q.shape[1] + k.shape[1]) * q.shape[3]))
     a_processor = min(BACKWARD.programs, together)
-    processors, room = _room(on)
+    processors, memory = room(on)
     staged = a_processor * per_position * at_once * (dtypes[0].itemsize + dtypes[3].itemsize)
-    stages = min(BACKWARD.stages, 1 + room // max(staged, 1))
+    stages = min(BACKWARD.stages, 1 + memory // max(staged, 1))
     programs = min(a_processor * processors, -(-positions // at_once))
     if not programs:
         return Launched(None, (0, 0, 0), (), results)
     factor, middle = form
-    constants = *sizes, factor, _TL[middle], to_weight, at_once, stages
+    constants = *sizes, factor, TL[middle], to_weight, at_once, stages
     numbers = (
         positions, length, *q.stride()[:3], *k.stride()[:3], *_table_strides(cos), *_table_strides(sin),
         *strides[4][:3], *strides[5][:3],

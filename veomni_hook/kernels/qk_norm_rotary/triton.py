@@ -35,14 +35,13 @@ from veomni_hook.kernels.rms_norm.tiles import summed
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, power
 from veomni_hook.kernels.shared.module_calls import parameter
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain
 from veomni_hook.kernels.shared.operators import on_its_device, operator, watched
 
 __all__ = ["kernel", "refuses"]
 
 Tensor = torch.Tensor
 _WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device.load_factor` numbers them
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 @operator(
@@ -271,7 +270,7 @@ class _Kernel:
             q.dtype is k.dtype
             and q_weight.dtype is k_weight.dtype
             and cos.dtype is sin.dtype
-            and _DTYPES.issuperset((q.dtype, q_weight.dtype, cos.dtype))
+            and DTYPES.issuperset((q.dtype, q_weight.dtype, cos.dtype))
             and q.device == k.device == q_weight.device == k_weight.device == cos.device == sin.device
             and k.shape == (batch, k.shape[1], length, columns)
             and q_weight.shape == k_weight.shape == (columns,)
@@ -338,17 +337,17 @@ def refuses(owner: object, *operands: Any) -> str | None:
     device = hidden_states.device
     if (
         tables
-        and hidden_states.dtype in _DTYPES
-        and first.dtype in _DTYPES
-        and second.dtype in _DTYPES
-        and tables[0].dtype in _DTYPES
-        and tables[1].dtype in _DTYPES
+        and hidden_states.dtype in DTYPES
+        and first.dtype in DTYPES
+        and second.dtype in DTYPES
+        and tables[0].dtype in DTYPES
+        and tables[1].dtype in DTYPES
         and first.device == device
         and second.device == device
     ):
         return None
     for operand in (hidden_states, *weights, *(tables or ())):
-        if operand.dtype not in _DTYPES:
+        if operand.dtype not in DTYPES:
             return f"an operand has dtype {operand.dtype}"
     for weight in weights:
         if weight.device != device:

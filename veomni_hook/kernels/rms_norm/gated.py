@@ -20,21 +20,18 @@ from veomni_hook.kernels.rms_norm import gated_device as kernels
 from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import (
-    DTYPES,
     LARGE,
     ONE_PLUS,
     ONE_PLUS_ROUNDED,
-    TL,
     WEIGHT,
-    blocks,
     stages_of,
     summed,
     warps_of,
 )
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
@@ -140,7 +137,7 @@ def _backward_launch(
     stages = stages_of(tile, tile // block * columns, size, memory)
     constants = columns, groups, block, tile // block, *_constants(name, dtypes), to_weight, stages
     launch = Launch(kernels.backward, 8, *constants, num_warps=_warps(tile, columns))
-    return launch, tile // block, blocks(processors, groups)
+    return launch, tile // block, cdiv(processors, groups)
 
 
 @operator(

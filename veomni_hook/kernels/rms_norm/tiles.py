@@ -6,24 +6,21 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton.language as tl
 
 from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm.wide_device import LINE
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = [
-    "DTYPES",
     "LARGE",
     "MOST_COLUMNS",
     "NONE",
     "ONE_PLUS",
     "ONE_PLUS_ROUNDED",
-    "TL",
     "WEIGHT",
+    "Plan",
     "backward_tile",
-    "blocks",
     "fetches",
     "forward_tile",
     "split",
@@ -38,8 +35,6 @@ MOST_COLUMNS = 32768
 #: The factor of `xhat`, as `device.load_factor` numbers it: none, weight, 1 + weight in float32 or in the
 #: weight's dtype.
 NONE, WEIGHT, ONE_PLUS, ONE_PLUS_ROUNDED = range(4)
-DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: From this number of rows on, row numbers do not fit into 32 bits, for which Triton compiles.
 LARGE = 1 << 31
 #: The minimum columns of the two blocks into which a row may be split. On an H200, backward of 65,536 rows in
@@ -87,14 +82,28 @@ class Wide(NamedTuple):
     lines: int
 
 
+class Plan(NamedTuple):
+    """A launch for the shapes and strides of a call, and what surrounds it.
+
+    Attributes:
+        launch: None if there is nothing to compute.
+        grid: of the launch.
+        numbers: the arguments after the tensors, up to eps.
+        kept: the sizes and strides of what the forward keeps of each row; in a backward, of the parts of the
+            parameters' gradients.
+        like: the result has the dtype and the strides of x.
+    """
+
+    launch: Launch | None
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    kept: tuple[tuple[int, ...], tuple[int, ...]]
+    like: bool
+
+
 def fetches(device: torch.device) -> bool:
     """Whether programs can fetch a row before they load it: an instruction of NVIDIA's."""
     return device.type == "cuda" and not is_rocm()
-
-
-def blocks(elements: int, size: int) -> int:
-    """The number of blocks of ``size`` that hold the elements."""
-    return -(-elements // size)
 
 
 def split(columns: int) -> tuple[int, int]:
@@ -119,8 +128,8 @@ def wide(columns: int, size: int, *, fetched: bool) -> Wide | None:
     if columns <= _WHOLE_COLUMNS:
         return None
     block, warps, ahead = next(rest for most, *rest in _PARTS if columns <= most)
-    lines = power(blocks(columns * size, LINE.value)) if ahead and fetched else 0
-    return Wide(block, blocks(columns, block), warps, lines)
+    lines = power(cdiv(columns * size, LINE.value)) if ahead and fetched else 0
+    return Wide(block, cdiv(columns, block), warps, lines)
 
 
 def forward_tile(columns: int) -> int:
@@ -148,7 +157,7 @@ def stages_of(tile: int, elements: int, size: int, memory: int) -> int:
         size: bytes loaded per element.
         memory: bytes that a program may stage.
     """
-    wanted = max(_FEWEST_TILES, blocks(_IN_FLIGHT, elements * size))
+    wanted = max(_FEWEST_TILES, cdiv(_IN_FLIGHT, elements * size))
     return max(1, min(wanted, memory // (tile * size)))
 
 
@@ -156,7 +165,7 @@ def summed(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The sum of the rows of ``partial`` ``[programs, columns]``, float32, in ``dtype``: one kernel."""
     programs, columns = partial.shape
     total = torch.empty(columns, dtype=dtype, device=partial.device)
-    grid = (-(-columns // _SUMMED_COLUMNS), 1, 1)
+    grid = (cdiv(columns, _SUMMED_COLUMNS), 1, 1)
     _sum_launch(partial.device, dtype, columns)(grid, partial, total, programs)
     return total
 

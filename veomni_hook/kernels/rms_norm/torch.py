@@ -21,11 +21,9 @@ from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm.variants import OP
 from veomni_hook.kernels.shared import recompute
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain
 
 __all__ = ["norm_of", "refuses", "refuses_activation", "rms_norm"]
-
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -46,7 +44,7 @@ def refuses(
     reason = not_plain(hidden_states, weight)
     if reason is not None:
         return reason
-    if hidden_states.dtype not in _DTYPES:
+    if hidden_states.dtype not in DTYPES:
         return f"upstream computes {hidden_states.dtype} input in float32"
     if not isinstance(eps, (float, int)):
         return f"eps is a {type(eps).__name__}"

@@ -16,21 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 import torch
 
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm import reference, wide_device
 from veomni_hook.kernels.rms_norm.tiles import (
-    DTYPES,
     LARGE,
     MOST_COLUMNS,
     NONE,
     ONE_PLUS,
     ONE_PLUS_ROUNDED,
-    TL,
     WEIGHT,
+    Plan,
     backward_tile,
     fetches,
     forward_tile,
@@ -41,8 +39,8 @@ from veomni_hook.kernels.rms_norm.tiles import (
     wide,
 )
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power, room
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
 
@@ -81,20 +79,6 @@ def _forward_launch(
     return Launch(kernels.forward, 4, *constants, num_warps=warps_of(tile)), tile // block
 
 
-class _Plan(NamedTuple):
-    """What a forward needs to know of the shapes and strides of a call.
-
-    ``launch`` is None if there is nothing to compute. ``numbers`` are the arguments after the tensors up to
-    eps, ``scales`` the sizes and strides of the scale. ``like``: the result has the dtype and strides of x.
-    """
-
-    launch: Launch | None
-    grid: tuple[int, int, int]
-    numbers: tuple[int, ...]
-    scales: tuple[tuple[int, ...], tuple[int, ...]]
-    like: bool
-
-
 @lru_cache(maxsize=LAUNCHES)
 def _forward_plan(
     device: torch.device,
@@ -103,7 +87,7 @@ def _forward_plan(
     strides: tuple[int, ...],
     form: tuple[int, torch.dtype],
     keep: bool,
-) -> _Plan | None:
+) -> Plan | None:
     """Return the plan for x of these strides, or None if it must be copied first."""
     x_rows = rows_at(shape, strides)
     if x_rows is None:
@@ -112,11 +96,11 @@ def _forward_plan(
     scales = tuple(shape[:-1]), contiguous_strides(shape[:-1])
     like = strides == contiguous_strides(shape) and dtypes[0] is dtypes[2]
     if not columns or not rows:
-        return _Plan(None, (0, 0, 0), (), scales, like)
+        return Plan(None, (0, 0, 0), (), scales, like)
     launch, size = _forward_launch(
         device, dtypes, columns, x_rows, form, large=rows >= LARGE, keep=keep
     )  # fmt: skip
-    return _Plan(launch, (-(-rows // size), 1, 1), (rows, *x_rows), scales, like)
+    return Plan(launch, (-(-rows // size), 1, 1), (rows, *x_rows), scales, like)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -168,8 +152,8 @@ def _backward_plan(
     form: tuple[int, torch.dtype],
     added: bool,
     to_weight: bool,
-) -> _Plan | None:
-    """Return the backward's plan, whose ``scales`` are those of the partial gradients of the weight.
+) -> Plan | None:
+    """Return the backward's plan.
 
     ``strides`` are those of x, dy and the gradient that is added; None if one of them must be copied first.
     """
@@ -180,13 +164,13 @@ def _backward_plan(
     columns, rows = shape[-1], prod(shape[:-1])
     like = strides[0] == contiguous_strides(shape)
     if not columns or not rows:
-        return _Plan(None, (0, 0, 0), (), ((), ()), like)
+        return Plan(None, (0, 0, 0), (), ((), ()), like)
     launch, size, programs = _backward_launch(
         device, dtypes, columns, where if added else where[:2], form, to_weight=to_weight, large=rows >= LARGE
     )
     programs = min(programs, -(-rows // size))
     numbers = rows, *(number for one in where for number in one)
-    return _Plan(launch, (programs, 1, 1), numbers, ((programs, columns), (columns, 1)), like)
+    return Plan(launch, (programs, 1, 1), numbers, ((programs, columns), (columns, 1)), like)
 
 
 @operator(

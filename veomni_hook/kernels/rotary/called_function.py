@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from veomni_hook.kernels.shared.hub_functions import installed_for
+
 __all__ = ["refuses", "refuses_wide", "replaced"]
 
 
@@ -18,10 +20,8 @@ def replaced(upstream: Any) -> str | None:
     """
     if type(upstream) is FunctionType or type(upstream) is MethodType:
         return None
-    if hasattr(type(upstream), "kernel_layer_name"):
-        forward = vars(upstream).get("forward")
-        if forward is None or getattr(forward, "__func__", None) is type(upstream).forward:
-            return None
+    if hasattr(type(upstream), "kernel_layer_name") and installed_for(upstream) is None:
+        return None
     return "a kernel from the hub replaces the upstream function"
 
 

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.rotary.variants import FUSED
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 
 __all__ = ["MOST_COLUMNS", "heads_of", "rule", "without_heads"]
 
 #: With a wider head, a program would run out of registers.
 MOST_COLUMNS = 1024
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _INTEGERS = frozenset((torch.int64, torch.int32))
 
 
@@ -129,7 +128,7 @@ def _unfit(cos: Any, sin: Any, *xs: Any) -> str | None:
     if reason is not None:
         return reason
     dtype, table = xs[0].dtype, cos.dtype
-    if dtype not in _DTYPES or table not in _DTYPES or sin.dtype is not table:
+    if dtype not in DTYPES or table not in DTYPES or sin.dtype is not table:
         return f"the kernel does not support {dtype} with cos of {table} and sin of {sin.dtype}"
     if cos.requires_grad or sin.requires_grad or cos.shape != sin.shape:
         return "cos or sin requires a gradient, or they have different shapes"

@@ -22,22 +22,18 @@ from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 
 from veomni_hook.kernels.rotary import device, signatures
 from veomni_hook.kernels.rotary.forms import Form
-from veomni_hook.kernels.rotary.steps import steps
 from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.autograd import applied
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
 
 Tensor = torch.Tensor
 
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _FORMS = {fused.form for fused in FUSED.values()}
-_STEPS = {(form, x, table): steps(form, x, table) for form in _FORMS for x in _TL for table in _TL}
 #: Numbers rotated per program and per warp. On an H200, 8192 and 1024 took 8 % more time for pairs
 #: and in float32, and 12 % for heads of 80; 1024 and 256 took up to 39 % more.
 _TILE, _A_WARPS_ELEMENTS = 2048, 512
@@ -46,11 +42,41 @@ _TILE, _A_WARPS_ELEMENTS = 2048, 512
 _HEADS, _HEADS_CROSSED = 32, 8
 
 
+class _Steps(NamedTuple):
+    """The device code's parameters for a form at given dtypes, in one direction.
+
+    Attributes:
+        code: as numbers: pairs_in, pairs_out, table, inverse rotation, the members' sin columns swapped.
+        middle: the dtype to which products and their sum are rounded.
+        out: the dtype of the result.
+    """
+
+    code: tuple[int, ...]
+    middle: torch.dtype
+    out: torch.dtype
+
+
+def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Steps, _Steps]:
+    """Steps that rotate ``x`` by ``cos`` and ``sin`` of dtype ``table``, and that rotate the gradient back.
+
+    A gradient rotates in the other direction, ``dx1 = dy1*cos1 + dy2*sin2, dx2 = dy2*cos2 - dy1*sin1``, from
+    the positions of results to those of inputs.
+    """
+    compute = torch.float32 if form.wide else torch.promote_types(x, table)
+    there = (form.pairs_in, form.pairs_out, form.table, form.backwards, False)
+    back = (form.pairs_out, form.pairs_in, form.table, not form.backwards, True)
+    forward = _Steps((*map(int, there),), compute, x if form.cast else compute)
+    return forward, _Steps((*map(int, back),), compute if form.together else x, x)
+
+
+_STEPS = {(form, x, table): _steps(form, x, table) for form in _FORMS for x in TL for table in TL}
+
+
 class _Way(NamedTuple):
     """One direction of a rotation, as passed to the operator.
 
     ``code``: the heads dimension; the numbers of rotated columns and of columns before them; whether
-    positions of the result are further apart than heads; `Steps.code`.
+    positions of the result are further apart than heads; `_Steps.code`.
     """
 
     code: list[int]
@@ -91,9 +117,10 @@ def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, cro
     return _Plan(positions, q_shares, q_shares - (-k_heads // k_inside), warps, sizes)
 
 
-def _strides(steps: tuple[int, ...], heads_at: int) -> tuple[int, int, int]:
+def _strides(strides: tuple[int, ...], heads_at: int) -> tuple[int, int, int]:
     """The strides of batch, positions and heads, of all strides."""
-    return steps[0] if len(steps) == 4 else 0, steps[2 * len(steps) - 5 - heads_at], steps[heads_at]
+    of_positions = strides[2 * len(strides) - 5 - heads_at]
+    return strides[0] if len(strides) == 4 else 0, of_positions, strides[heads_at]
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -173,7 +200,7 @@ def _launch_plan(
         table[0] if len(table) == 3 and cos[0] > 1 else 0, table[-2],
     )  # fmt: skip
     launch = Launch(
-        device.rotate, 6, *plan.sizes, *form, _TL[dtypes[3]], num_warps=plan.warps, enable_fp_fusion=False
+        device.rotate, 6, *plan.sizes, *form, TL[dtypes[3]], num_warps=plan.warps, enable_fp_fusion=False
     )
     return launch, (plan.shares * blocks * (q[0] if len(q) == 4 else 1), 1, 1), numbers
 

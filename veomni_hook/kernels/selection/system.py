@@ -47,10 +47,14 @@ class System:
 
         ``distributions`` are those to look for, with or without version requirements.
         """
-        rocm = device == "cuda" and is_rocm()
+        rocm, capability = device == "cuda" and is_rocm(), None
+        if device == "cuda" and not rocm:
+            import torch
+
+            capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
         return cls(
             device=device,
-            capability=_capability() if device == "cuda" and not rocm else None,
+            capability=capability,
             torch=torch_version(),
             triton=_installed("triton"),
             distributions={
@@ -110,12 +114,6 @@ def _name(requirement: str) -> str:
     """Return the name of the distribution in a requirement."""
     match = _NAME.match(requirement)
     return match[0] if match else requirement
-
-
-def _capability() -> tuple[int, int] | None:
-    import torch
-
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
 @cache

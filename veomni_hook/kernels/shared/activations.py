@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from veomni_hook.kernels.shared.module_calls import call_is_seen, has_code, is_as_written, place_of
 from veomni_hook.kernels.shared.origin import written_in
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 
 __all__ = ["FUNCTIONS", "name_of", "name_of_accepted", "unknown"]
 
@@ -75,7 +76,10 @@ def name_of(activation: Any) -> str | None:
             return None
         return _said(activation, known[0])
     if type(activation) is partial:
-        return _of_partial(activation)
+        keywords = activation.keywords
+        if activation.func is functional.gelu and not activation.args and [*keywords] == ["approximate"]:
+            return _GELUS.get(keywords["approximate"])
+        return None
     try:
         return _BY_FUNCTION.get(activation)
     except TypeError:
@@ -90,6 +94,7 @@ def name_of_accepted(activation: Any) -> str | None:
     return None if known is None else _said(activation, known[0])
 
 
+@answered_while_tracing
 def _known(kind: type[nn.Module]) -> tuple[str, str] | None:
     """Return the name of what a known activation class computes, and where its forward's code is stored."""
     known = _KNOWN.get(kind)
@@ -98,10 +103,6 @@ def _known(kind: type[nn.Module]) -> tuple[str, str] | None:
         if name is not None and (place := place_of(kind)):
             known = _KNOWN[kind] = (name, place)
     return known
-
-
-# See `veomni_hook.kernels.shared.module_calls.place_of`.
-setattr(_known, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
 
 
 def unknown(activation: Any, known: str = "") -> str:
@@ -122,16 +123,6 @@ def _said(activation: nn.Module, name: str) -> str | None:
     act = attributes.get("act")
     # transformers' Python version rounds after every step; the module stores it as a method.
     return name if act is None or name_of(act) == name else None
-
-
-def _of_partial(activation: partial[Any]) -> str | None:
-    if (
-        activation.func is functional.gelu
-        and not activation.args
-        and [*activation.keywords] == ["approximate"]
-    ):
-        return _GELUS.get(activation.keywords["approximate"])
-    return None
 
 
 def _changed(activation: nn.Module) -> str | None:

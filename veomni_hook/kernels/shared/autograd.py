@@ -102,8 +102,9 @@ def differentiable(
         saved, rest, needed = ctx.saved_tensors, ctx.rest, ctx.needs_input_grad[:tensors]
         wanted = needed if addends == 1 else (any(needed[:addends]), *needed[addends:])
         if is_recorded():
-            definition = _definition(formula, rest)
-            slopes: Sequence[Any] = gradients(definition, saved[: len(wanted)], wanted, incoming)
+            slopes: Sequence[Any] = gradients(
+                lambda *tensors: formula(*tensors, *rest), saved[: len(wanted)], wanted, incoming
+            )
         else:
             slopes = backward(saved, rest, wanted, *incoming)
         slopes = slopes if addends == 1 else (*[slopes[0]] * addends, *slopes[1:])
@@ -126,11 +127,6 @@ def differentiable(
         return computed[0] if results == 1 else computed[:results]
 
     return op
-
-
-def _definition(formula: Callable[..., Any], rest: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return the formula as a function of its tensors, the first operands."""
-    return lambda *tensors: formula(*tensors, *rest)
 
 
 def is_recorded() -> bool:
@@ -164,8 +160,9 @@ def gradients(
         For each operand its gradient; None if it is not wanted, or if the formula does not depend on it.
     """
     again = _grad_enabled()
+    # A view is a tensor of its own in the graph, and keeps the history.
     operands = [
-        x if not want else _apart(x) if again else x.detach().requires_grad_()
+        x if not want else x.view_as(x) if again else x.detach().requires_grad_()
         for x, want in zip(operands, wanted, strict=True)
     ]
     with torch.enable_grad(), within or nullcontext():
@@ -185,11 +182,6 @@ def gradients(
         )
     )
     return tuple(next(slopes) if want else None for want in wanted)
-
-
-def _apart(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` as a tensor of its own in the graph, which keeps the history of ``x``."""
-    return x.view_as(x)
 
 
 class _Once(torch.autograd.Function):

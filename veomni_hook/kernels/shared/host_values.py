@@ -162,10 +162,6 @@ class _Coming:
     copy: torch.Tensor
     copied: Any
 
-    def number(self) -> int:
-        self.copied.synchronize()
-        return int(self.copy)
-
 
 def known_derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: object) -> _Value | None:
     """Return what `derived` returns, if it is known, or is a number on its way; else None at once."""
@@ -178,9 +174,11 @@ def known_derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments:
 
 
 def _arrived(values: dict[Any, Any], key: object) -> Any:
-    if isinstance(values[key], _Coming):
-        values[key] = values[key].number()
-    return values[key]
+    value = values[key]
+    if isinstance(value, _Coming):
+        value.copied.synchronize()
+        value = values[key] = int(value.copy)
+    return value
 
 
 def _of_base(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from veomni_hook.kernels.shared.origin import name_of, underlying, written_in
 
-__all__ = ["Held", "below", "is_upstreams", "running", "takes", "yields"]
+__all__ = ["Held", "below", "installed_for", "is_upstreams", "running", "takes", "yields"]
 
 _WRAPPER = "use_kernel_func_from_hub_with_fallback"
 _HOMES = ("transformers.", "transformers_modules.")
@@ -57,10 +57,19 @@ def running(function: Any) -> Any:
     """Return what a call of ``function`` runs: a package's function, a kernel of the hub, or its own body."""
     if type(function) is Held:
         return function.function
-    installed = vars(function).get("forward") if _is_of_hub(function) else None
-    if installed is not None and getattr(installed, "__func__", installed) is not type(function).forward:
-        return installed
-    return _cell(_below_hub(function), "implementation")
+    installed = installed_for(function)
+    return _cell(_below_hub(function), "implementation") if installed is None else installed
+
+
+def installed_for(function: Any) -> Any:
+    """Return the hub's kernel that ``kernelize`` has put in a function's place; None if there is none.
+
+    The package ``kernels`` turns a function into a module without weights, and replaces its ``forward``.
+    """
+    if not _is_of_hub(function):
+        return None
+    forward = vars(function).get("forward")
+    return None if getattr(forward, "__func__", forward) is type(function).forward else forward
 
 
 @lru_cache(maxsize=64)

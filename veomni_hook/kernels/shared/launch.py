@@ -17,14 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from veomni_hook.accelerator import is_rocm
 
-__all__ = ["LAUNCHES", "TRITON", "Launch", "cdiv", "enter_context", "generation", "power", "room"]
+__all__ = ["LAUNCHES", "TL", "TRITON", "Launch", "cdiv", "enter_context", "generation", "power", "room"]
 
 #: Triton's release, two numbers.
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+#: Triton's names of the dtypes that kernels take.
+TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: Releases whose handles take all arguments in order, including constants; others use the normal launch.
 _HANDLES = (3, 3) <= TRITON <= (3, 9)
 _ALIGNED = 16

@@ -11,6 +11,7 @@ from torch.nn.modules import module as module_globals
 
 from veomni_hook.kernels.shared.origin import written_in
 from veomni_hook.kernels.shared.passed_on import passes_on
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 
 __all__ = [
     "call_is_overridden",
@@ -99,6 +100,7 @@ def is_linear(kind: type) -> bool:
     return issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and is_as_written(nn.Linear)
 
 
+@answered_while_tracing
 def place_of(kind: type[nn.Module]) -> str:
     """Return where the code of a class's forward is stored; empty unless it is the one in its text."""
     places = _PLACES.get(kind)
@@ -110,7 +112,3 @@ def place_of(kind: type[nn.Module]) -> str:
     place = f"{kind.__name__}_{len(_PLACES)}"
     setattr(_FORWARDS, place, forward.__code__)
     return _PLACES.setdefault(kind, place)
-
-
-# Same as torch.compiler.assume_constant_result, which imports dynamo.
-setattr(place_of, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

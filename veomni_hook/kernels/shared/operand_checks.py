@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 __all__ = [
+    "DTYPES",
     "count_as_plain",
     "counted_as_plain",
     "counts_as_plain",
@@ -20,6 +21,8 @@ __all__ = [
     "wants_grad",
 ]
 
+#: The dtypes that most kernels take.
+DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # To dynamo, a module's buffer has the type Buffer; elsewhere nothing does.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 # Bound here, because every guard uses them and attribute lookups in torch took time.

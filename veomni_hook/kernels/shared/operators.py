@@ -130,7 +130,10 @@ def schema_of(function: Callable[..., object]) -> str:
     results = result[6:-1].split(", ") if result.startswith("tuple[") else [result]
     parameters = inspect.signature(function).parameters
     operands = [one for one in annotations if parameters[one].default is inspect.Parameter.empty]
-    types = {text: _TYPES.get(_plain(text)) for text in (*results, *(annotations[one] for one in operands))}
+    types = {
+        text: _TYPES.get(text.replace("torch.", "").replace("list[", "Sequence["))
+        for text in (*results, *(annotations[one] for one in operands))
+    }
     if unknown := [text for text, kind in types.items() if kind is None]:
         raise TypeError(
             f"{function.__name__}: an operator takes and returns no {' or '.join(unknown)}; write its schema"
@@ -138,10 +141,6 @@ def schema_of(function: Callable[..., object]) -> str:
     outcome = ", ".join(str(types[text]) for text in results)
     outcome = f"({outcome})" if result.startswith("tuple[") else outcome
     return f"{name}({', '.join(f'{types[annotations[one]]} {one}' for one in operands)}) -> {outcome}"
-
-
-def _plain(annotation: str) -> str:
-    return annotation.replace("torch.", "").replace("list[", "Sequence[")
 
 
 def on_its_device(implementation: Callable[..., object]) -> Callable[..., Any]:

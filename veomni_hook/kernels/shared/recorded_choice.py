@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
+
 __all__ = ["RecordedChoice", "is_watched"]
 
 Requested = str | Mapping[str, str] | None
@@ -82,14 +84,11 @@ def _sub_configs(config: Any) -> Iterator[tuple[str, Any]]:
             yield key, part
 
 
+# Not the function with the cache: of that, dynamo would warn.
+@answered_while_tracing
 def is_watched(config_class: Any, kind: str) -> bool:
     """Return whether this process records assignments to configs of this class, and requests to models."""
     return _found_watched(config_class, kind)
-
-
-# Same effect as torch.compiler.assume_constant_result, without importing dynamo: the function is called at
-# trace time and its result is a constant. With a cache, dynamo would warn.
-setattr(is_watched, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
 
 
 @cache

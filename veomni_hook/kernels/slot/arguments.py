@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from veomni_hook.errors import KernelError
@@ -50,7 +50,8 @@ def binder(parameters: str, operands: Mapping[str, object]) -> Callable[..., tup
     aliases = {name: operand for name, operand in _RENAMED.findall(parameters)}
     text = _RENAMED.sub(r"\1", parameters) if parameters.strip() else ", ".join(operands)
     signature = _signature(text, parameters)
-    by_operand = {aliases.get(argument.arg, argument.arg): argument.arg for argument in _named(signature)}
+    named = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
+    by_operand = {aliases.get(argument.arg, argument.arg): argument.arg for argument in named}
     if unknown := [operand for operand in aliases.values() if operand not in operands]:
         raise _malformed(parameters, f"there is no operand {unknown[0]!r}, only {', '.join(operands)}")
     constants: dict[str, Any] = {}
@@ -91,10 +92,6 @@ def _signature(text: str, parameters: str) -> ast.arguments:
         except ValueError:
             raise _malformed(parameters, f"the default {ast.unparse(default)} is not a literal") from None
     return tree.args
-
-
-def _named(signature: ast.arguments) -> Sequence[ast.arg]:
-    return [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
 
 
 def _fill_defaults(

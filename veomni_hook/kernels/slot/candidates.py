@@ -87,8 +87,21 @@ class Answers:
         Raises:
             KernelError: a backend chosen by name has no kernel for the variant, or cannot run there.
         """
-        known = self._candidates.get(device)
-        return self._resolve(device) if known is None else known
+        if (known := self._candidates.get(device)) is not None:
+            return known
+        if not isinstance(device, str) or device == "meta":
+            return ()  # a tracer's proxy, or nothing to compute
+        taken = "chosen" if self.wanted != AUTO else "picked by auto"
+        selection = self.selection(device).checked(self._named())
+        resolved = tuple(
+            Candidate(rules, kernel.backend, (run, Outcome(kernel.backend, taken)))
+            for kernel, run, rules in self._loaded(selection.candidates)
+        )
+        self._tell(device)
+        names = ", ".join(candidate.backend for candidate in resolved) or EAGER
+        self._site.say(logging.INFO, f" on {device}: {names} ({self.wanted})")
+        self._candidates[device] = resolved
+        return resolved
 
     def refused(self, backend: str, reason: str, rule: Callable[..., str | None] | None = None) -> Outcome:
         """Return the outcome of a call that ``backend`` refused; ``rule`` is the one that did, if one did."""
@@ -122,21 +135,6 @@ class Answers:
                 f": upstream's code runs under torch.compile, because {self.wanted} is not traceable",
             )
         return tuple((run, rules, kernel.backend) for kernel, run, rules in self._loaded(kept))
-
-    def _resolve(self, device: object) -> tuple[Candidate, ...]:
-        if not isinstance(device, str) or device == "meta":
-            return ()  # a tracer's proxy, or nothing to compute
-        taken = "chosen" if self.wanted != AUTO else "picked by auto"
-        selection = self.selection(device).checked(self._named())
-        resolved = tuple(
-            Candidate(rules, kernel.backend, (run, Outcome(kernel.backend, taken)))
-            for kernel, run, rules in self._loaded(selection.candidates)
-        )
-        self._tell(device)
-        names = ", ".join(candidate.backend for candidate in resolved) or EAGER
-        self._site.say(logging.INFO, f" on {device}: {names} ({self.wanted})")
-        self._candidates[device] = resolved
-        return resolved
 
     def _loaded(
         self, kernels: Iterable[Kernel]

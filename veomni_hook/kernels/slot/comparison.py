@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
 
-from veomni_hook.kernels.shared.hub_functions import below
+from veomni_hook.kernels.shared.hub_functions import below, installed_for
 from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = [
@@ -160,10 +160,7 @@ def hub_wrapped_code(standing: Any) -> CodeType | None:
 
     Of one that the package ``kernels`` has replaced since, there is none.
     """
-    kind = type(standing)
-    if hasattr(kind, "kernel_layer_name"):
-        own = vars(standing).get("forward", kind.forward)
-        if getattr(own, "__func__", own) is not kind.forward:
-            return None  # `kernelize` has installed a kernel from the hub
+    if installed_for(standing) is not None:
+        return None
     function = below(standing)
     return None if function is standing else getattr(function, "__code__", None)

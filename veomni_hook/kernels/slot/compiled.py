@@ -18,7 +18,6 @@ from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
 from veomni_hook.kernels.slot.candidates import Answers, Outcome
-from veomni_hook.kernels.slot.request import Request
 from veomni_hook.kernels.slot.skipped import Skipped
 
 __all__ = ["Compiled", "device_of"]
@@ -57,7 +56,11 @@ class Notes:
             self._owners.setdefault(wanted, WeakKeyDictionary())[owner] = outcome
 
     def of(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
-        """Return the note of a module; if it is ``compiled`` or modules are unknown, else the last note."""
+        """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
+
+        ``compiled``: the module is known to be compiled, so the last note of any module applies to it; this
+        also applies where it is unknown which modules were traced.
+        """
         outcome = self._owners.get(wanted, {}).get(owner)
         return self._last.get(wanted) if outcome is None and (compiled or not self._complete) else outcome
 
@@ -71,17 +74,13 @@ def _traced_local(name: str) -> Any:
     return getattr(variable(name), "value", None)
 
 
-def _refused_by(backend: str, reason: object) -> Outcome:
-    why = f": {reason}" if isinstance(reason, str) else ""
-    return Outcome(EAGER, f"{_LEFT.reason}: {backend} refused the call{why}")
-
-
 class Compiled:
     """The compiled form of one slot.
 
     ``answers_to`` returns the slot's answers for a chosen backend. ``binder`` returns the function that maps
-    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip. ``request`` is
-    what guards may be asked for.
+    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip. ``asks`` and
+    ``settles`` are the functions that `Variant.asks` and `Variant.settles` name, or None. `notes` has what
+    was compiled.
     """
 
     def __init__(
@@ -90,20 +89,21 @@ class Compiled:
         answers_to: Callable[[str], Answers],
         binder: Callable[[], Binder],
         skipped: Skipped,
-        request: Request,
+        asks: Callable[..., Any] | None,
+        settles: Callable[..., object] | None,
     ) -> None:
         # This module does not import torch, as that of slots does not.
         from veomni_hook.kernels.shared.function_modes import intercepting
 
         self._intercepting = intercepting
         self._op = op
-        self._request = request
+        self._asks, self._settles = asks, settles
         self._skipped = skipped
         self._binder: Binder
         #: By choice, device type, and whether the caller asks for what only a kernel gives: kernels, each
         #: with its refusals.
         self._kernels: dict[tuple[str, str, bool], Any] = {}
-        notes = self._notes = Notes()
+        notes = self.notes = Notes()
 
         def look_up(wanted: str, device: str, asked: bool) -> bool:
             kernels = () if device is None else answers_to(wanted).traceable(device, asked=asked)
@@ -116,7 +116,9 @@ class Compiled:
             if backend:
                 outcome = Outcome(backend, "compiled in")
             elif refusing:
-                outcome = _refused_by(refusing, _traced_local("reason"))
+                reason = _traced_local("reason")
+                why = f": {reason}" if isinstance(reason, str) else ""
+                outcome = Outcome(EAGER, f"{_LEFT.reason}: {refusing} refused the call{why}")
             else:
                 outcome = Outcome(EAGER, f"{_LEFT.reason}: {left}")
             notes.add(wanted, outcome)
@@ -142,7 +144,7 @@ class Compiled:
 
     def kernel(self, owner: object, operands: tuple[object, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""
-        wanted, device, asks = self._wanted(owner), device_of(operands), self._request.asks
+        wanted, device, asks = self._wanted(owner), device_of(operands), self._asks
         if wanted == EAGER:
             self.left(owner, "eager is chosen", operands)
             return None
@@ -189,15 +191,8 @@ class Compiled:
 
     def left(self, owner: object, reason: str, operands: tuple[object, ...] = ()) -> None:
         """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""
-        if self._request.settles is not None and STATE.active:
-            self._request.settles(owner, reason, *operands)
-
-    def traced(self, owner: object, wanted: str, *, compiled: bool) -> Outcome | None:
-        """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
-
-        ``compiled``: the module is known to be compiled, so notes of other modules apply to it.
-        """
-        return self._notes.of(owner, wanted, compiled=compiled)
+        if self._settles is not None and STATE.active:
+            self._settles(owner, reason, *operands)
 
     def at(self, owner: object, upstream: Callable[..., object]) -> Callable[..., Any]:
         """Return what to call instead of ``upstream``, with the same arguments."""

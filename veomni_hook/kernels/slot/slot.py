@@ -34,7 +34,6 @@ from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
 from veomni_hook.kernels.slot.reached import ModuleClass, NoKernelError, Taking, reach
 from veomni_hook.kernels.slot.record import Record, Records
-from veomni_hook.kernels.slot.request import Request
 from veomni_hook.kernels.slot.skipped import Skipped
 
 __all__ = ["Slot"]
@@ -96,9 +95,10 @@ class Slot:
         self._known: dict[tuple[str, str, bool], Answers] = {}
         self._bound: dict[str, Answers] = {}
         self._bind: Callable[..., tuple[Any, ...]] | None = None
-        request = Request.of(registry.op(op).variants[variant])
-        self._settles = request.settles
-        self._compiled = Compiled(op, self._answers_by, self._binder, self._skipped, request)
+        declared = registry.op(op).variants[variant]
+        asks = None if declared.asks is None else load_attribute(declared.asks)
+        self._settles = None if declared.settles is None else load_attribute(declared.settles)
+        self._compiled = Compiled(op, self._answers_by, self._binder, self._skipped, asks, self._settles)
         self._recorded = is_grad_enabled
         self.records = Records(module_name, repeated.in_first_pass)
         self._note = self.records.note
@@ -270,7 +270,7 @@ class Slot:
 
         ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
         """
-        return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
+        return self._compiled.notes.of(owner, self.answers(owner).wanted, compiled=compiled)
 
     def _left(self, owner: object, operands: tuple[object, ...]) -> None:
         """Raise KernelError if a request is left unanswered, because no kernel computes this call."""
