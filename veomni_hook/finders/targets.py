@@ -19,6 +19,7 @@ _LOG_PROBS = "the kernel for log-probabilities of tokens"
 _DATA = "the handling of batches that a setting asks for"
 #: The targets that all models share, and what models lose if one of them is not patched.
 SHARED = {
+    "transformers.activations": ("kernels for activations of several operators",),
     "transformers.configuration_utils": (_CHOICES,),
     "transformers.integrations.sdpa_attention": ("kernels for sliding windows",),
     "transformers.masking_utils": ("kernels for sliding windows", "compiled code without masks"),

@@ -32,9 +32,13 @@ def sides(variant, activation=functional.silu):
     return [lambda gate, up, f=f: f(gate, up, *rest) for f in functions]
 
 
-def skip_where_a_limit_is_missed(variant, dtype):
-    """The interpreter cuts float32 off where bfloat16 is rounded, which moves an activation past its limit."""
-    if variant == "clamped_after" and dtype is torch.bfloat16 and DEVICE == "cpu":
+def skip_where_a_limit_is_missed(variant, name, dtype):
+    """The interpreter cuts float32 off where bfloat16 is rounded, which moves an activation past its limit.
+
+    After a dozen steps, it is as far from a GPU's as a limit is.
+    """
+    missed = variant == "clamped_after" or (variant == "clamped" and name.startswith("gelu_tanh_"))
+    if missed and dtype is torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("the interpreter does not round to bfloat16")
 
 
@@ -49,14 +53,24 @@ def test_declared():
     assert list(kernels.ACTIVATIONS) == list(FUNCTIONS)
 
 
+#: What transformers calls them.
+CALLED = {
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "relu_squared": "relu2",
+    "gelu_tanh_cubed": "gelu_new",
+    "gelu_tanh_factored": "gelu_fast",
+}
+
+
 @pytest.mark.sample(14)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("variant", ["product", "product_float32", "clamped", "clamped_after"])
 def test_every_activation(variant, name, dtype):
-    skip_where_a_limit_is_missed(variant, dtype)
-    given = {"gelu_tanh": "gelu_pytorch_tanh", "relu_squared": "relu2"}.get(name, name)
-    assert_matches(*sides(variant, ACT2FN[given]), [random(33, 70, dtype=dtype) for _ in "gu"])
+    skip_where_a_limit_is_missed(variant, name, dtype)
+    assert_matches(
+        *sides(variant, ACT2FN[CALLED.get(name, name)]), [random(33, 70, dtype=dtype) for _ in "gu"]
+    )
 
 
 @pytest.mark.sample(5)
@@ -74,9 +88,13 @@ def test_rounds_where_upstream_does(variant, name):
         found.append([y, *torch.autograd.grad(y, leaves, dy)])
     for ours, truth in zip(*found, strict=True):
         # Where a GELU is next to nothing, 1 + tanh and 1 + erf have lost digits, upstream's other ones. A GPU's
-        # gradient of the sigmoid rounds once, a CPU's at every step.
-        rounds_once = DEVICE == "cuda" and (name == "quick_gelu" or variant == "scaled_sigmoid")
-        limit = 0.3 if rounds_once else 3e-2 if "gelu" in name else 1e-3
+        # gradient of the sigmoid rounds once, a CPU's at every step; with tanh it is the other way round.
+        if DEVICE == "cpu" and name.startswith("gelu_tanh_"):
+            limit = 0.5
+        elif DEVICE == "cuda" and (name == "quick_gelu" or variant == "scaled_sigmoid"):
+            limit = 0.3
+        else:
+            limit = 3e-2 if "gelu" in name else 1e-3
         assert (ours != truth).float().mean() < limit
 
 
@@ -147,7 +165,7 @@ def test_a_guard_that_names_no_activation_is_taken():
     assert kernels.refuses(nn.Module(), torch.randn(2)) is None
 
 
-@pytest.mark.parametrize("activation", [nn.Identity(), ACT2FN["gelu_new"], nn.SiLU(inplace=True)])
+@pytest.mark.parametrize("activation", [nn.Identity(), ACT2FN["gelu_10"], nn.SiLU(inplace=True)])
 def test_refuses_other_activations(activation):
     assert "activation" in kernels.refuses(nn.Module(), torch.randn(2), activation)
 

@@ -25,7 +25,7 @@ def test_pairs_leave_the_rest_at_auto():
         ("fast", "auto, eager, triton, npu, flex"),
         ("", "auto, eager, triton, npu, flex"),
         ("rms_norm=fast", "for rms_norm: auto, eager, triton, npu, torch"),
-        ("norm=torch", "ops: add_layer_norm, add_rms_norm"),
+        ("norm=torch", "ops: activation, add_layer_norm, add_rms_norm"),
         ("rms_norm=torch,rotary", "rms_norm=torch,rotary=eager"),
         ("rms_norm=torch,", "rms_norm=torch,rotary=eager"),
         ("rms_norm=torch,rms_norm=eager", "keep one"),

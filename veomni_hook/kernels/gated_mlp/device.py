@@ -49,6 +49,34 @@ def _gelu_inner(x):
 
 
 @triton.jit
+def _gelu_tanh(x, CUBED: tl.constexpr, ROUND: tl.constexpr):
+    """tanh(c (x + 0.044715 x^3)), or, factored, of c x (1 + 0.044715 x x), rounded after every step."""
+    if CUBED:
+        cube = _rounded(_rounded(x * x, ROUND) * x, ROUND)
+        inner = 0.7978845608028654 * _rounded(x + _rounded(0.044715 * cube, ROUND), ROUND)
+    else:
+        factor = _rounded(1.0 + _rounded(_rounded(0.044715 * x, ROUND) * x, ROUND), ROUND)
+        inner = _rounded(0.7978845608028654 * x, ROUND) * factor
+    return _rounded(2.0 * _sigmoid(2.0 * _rounded(inner, ROUND)) - 1.0, ROUND)
+
+
+@triton.jit
+def _gelu_tanh_backward(x, dz, CUBED: tl.constexpr, ROUND: tl.constexpr):
+    """The gradient of x from that of the argument of tanh; terms are added as autograd adds them."""
+    if CUBED:
+        dsum = _rounded(dz * 0.7978845608028654, ROUND)
+        slope = _rounded(3.0 * _rounded(x * x, ROUND), ROUND)
+        result = dsum + _rounded(_rounded(dsum * 0.044715, ROUND) * slope, ROUND)
+    else:
+        scaled = _rounded(0.044715 * x, ROUND)
+        factor = _rounded(1.0 + _rounded(scaled * x, ROUND), ROUND)
+        dfactor = _rounded(dz * _rounded(0.7978845608028654 * x, ROUND), ROUND)
+        square = _rounded(dfactor * scaled, ROUND) + _rounded(_rounded(dfactor * x, ROUND) * 0.044715, ROUND)
+        result = _rounded(square, ROUND) + _rounded(_rounded(dz * factor, ROUND) * 0.7978845608028654, ROUND)
+    return result
+
+
+@triton.jit
 def _activate(x, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
     """The activation of x, rounded as upstream's operators round."""
     if ACTIVATION == 0:  # silu
@@ -63,8 +91,10 @@ def _activate(x, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
         y = tl.where(x < 0.0, 0.0, x * x)
     elif ACTIVATION == 5:  # sigmoid
         y = _sigmoid(x)
-    else:  # quick_gelu
+    elif ACTIVATION == 6:  # quick_gelu
         y = x * _rounded(_sigmoid(_rounded(1.702 * x, ROUND)), ROUND)
+    else:  # gelu_tanh_cubed, gelu_tanh_factored
+        y = _rounded(0.5 * x, ROUND) * _rounded(1.0 + _gelu_tanh(x, ACTIVATION == 7, ROUND), ROUND)
     return _rounded(y, ROUND)
 
 
@@ -89,8 +119,14 @@ def _activate_backward(x, dy, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
     elif ACTIVATION == 5:
         s = _rounded(_sigmoid(x), ROUND)
         dx = _sigmoid_backward(s, dy, ROUND)
-    else:
+    elif ACTIVATION == 6:
         dx = _scaled_backward(x, dy, 1.702, ROUND)
+    else:
+        t = _gelu_tanh(x, ACTIVATION == 7, ROUND)
+        slope = _rounded(1.0 - _rounded(t * t, ROUND), ROUND)
+        inner = _rounded(_rounded(dy * _rounded(0.5 * x, ROUND), ROUND) * slope, ROUND)
+        outer = _rounded(_rounded(dy * _rounded(1.0 + t, ROUND), ROUND) * 0.5, ROUND)
+        dx = _rounded(_gelu_tanh_backward(x, inner, ACTIVATION == 7, ROUND), ROUND) + outer
     return dx
 
 
@@ -190,7 +226,7 @@ def gated_backward(
 @triton.jit
 def forward(
     gate,  # [rows, columns], any row strides
-    up,  # [rows, columns], any row strides
+    up,  # [rows, columns], any row strides; not read if FORM is 4
     y,  # [rows, columns], contiguous: written
     columns, blocks, limit, alpha,
     size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2,
@@ -204,8 +240,10 @@ def forward(
     mask = column < columns
     gate_row = gate + _begin(row, size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2)
     g = tl.load(gate_row + column, mask=mask, other=0.0).to(tl.float32)
-    up_row = up + _begin(row, size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2)
-    u = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
+    u = g
+    if FORM != 4:
+        up_row = up + _begin(row, size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2)
+        u = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
     result = gated(g, u, limit, alpha, FORM, ACTIVATION, ROUND)
     tl.store(y + row * columns + column, result.to(y.dtype.element_ty), mask=mask)
 
@@ -216,7 +254,7 @@ def backward(
     up,  # [rows, columns], any row strides
     dy,  # [rows, columns], any row strides: the gradient of y
     dgate,  # [rows, columns], contiguous: written
-    dup,  # [rows, columns], contiguous: written
+    dup,  # [rows, columns], contiguous: written unless FORM is 4
     y,  # [rows, columns], contiguous: forward's result; written if RECOMPUTE
     columns, blocks, limit, alpha,
     size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2,
@@ -232,13 +270,16 @@ def backward(
     mask = column < columns
     gate_row = gate + _begin(row, size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2)
     gate32 = tl.load(gate_row + column, mask=mask, other=0.0).to(tl.float32)
-    up_row = up + _begin(row, size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2)
-    up32 = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
+    up32 = gate32
+    if FORM != 4:
+        up_row = up + _begin(row, size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2)
+        up32 = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
     dy_row = dy + _begin(row, size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2)
     dy32 = tl.load(dy_row + column, mask=mask, other=0.0).to(tl.float32)
     dgate32, dup32, y32 = gated_backward(gate32, up32, dy32, limit, alpha, FORM, ACTIVATION, ROUND)
     place = row * columns + column
     tl.store(dgate + place, dgate32.to(dgate.dtype.element_ty), mask=mask)
-    tl.store(dup + place, dup32.to(dup.dtype.element_ty), mask=mask)
+    if FORM != 4:
+        tl.store(dup + place, dup32.to(dup.dtype.element_ty), mask=mask)
     if RECOMPUTE:
         tl.store(y + place, y32.to(y.dtype.element_ty), mask=mask)

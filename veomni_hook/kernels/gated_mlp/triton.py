@@ -21,7 +21,7 @@ import triton.language as tl
 
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, Rule, product_of
-from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, name_of_accepted, unknown
+from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, name_of_accepted, unknown, widened
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -30,8 +30,10 @@ from veomni_hook.kernels.shared.rows import Rows, readable, rows_at
 
 __all__ = [
     "ACTIVATIONS",
+    "Plan",
     "clamped",
     "clamped_after",
+    "plan_of",
     "product",
     "product_float32",
     "refuses",
@@ -42,7 +44,10 @@ Tensor = torch.Tensor
 Activation = Callable[[Tensor], Tensor]
 
 _PRODUCT, _CLAMPED, _CLAMPED_AFTER, _SCALED_SIGMOID = range(4)
-_NAMES = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu")
+_NAMES = (
+    *("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu"),
+    *("gelu_tanh_cubed", "gelu_tanh_factored"),
+)
 #: The device code's activation numbers, by name.
 ACTIVATIONS = {name: number for number, name in enumerate(_NAMES)}
 # Elements and warps per program.
@@ -57,7 +62,7 @@ class _Call(NamedTuple):
     numbers: tuple[float, float]
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """How a call is launched: the arguments after the tensors (``sizes``) and at the end (``rows``)."""
 
     launch: Launch
@@ -67,14 +72,14 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=LAUNCHES)
-def _plan(
+def plan_of(
     on: torch.device,
     dtype: torch.dtype,
     shape: torch.Size,
     strides: tuple[tuple[int, ...], ...],
     code: tuple[int, int, bool],
     again: bool | None,
-) -> _Plan | None:
+) -> Plan | None:
     """Return the plan for tensors of these strides, or None if one must be copied first.
 
     ``again`` is that of the backward; None for the forward. It depends on everything that Triton specialises
@@ -96,7 +101,7 @@ def _plan(
         launch = Launch(device.backward, 6, *constants, again, num_warps=warps)
     blocks = -(-columns // block)
     grid = number // columns * blocks, 1, 1
-    return _Plan(launch, grid, (columns, blocks), tuple(number for row in rows for number in row))
+    return Plan(launch, grid, (columns, blocks), tuple(number for row in rows for number in row))
 
 
 def _like(x: Tensor) -> Tensor:
@@ -112,12 +117,12 @@ def _gated_mlp(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence[
         return y
     kind = gate.device, gate.dtype, gate.shape
     form = tuple(code)
-    plan = _plan(*kind, (gate.stride(), up.stride()), form, None)
-    if plan is None:
+    launched = plan_of(*kind, (gate.stride(), up.stride()), form, None)
+    if launched is None:
         gate, up = readable(gate)[0], readable(up)[0]
-        plan = _plan(*kind, (gate.stride(), up.stride()), form, None)
-        assert plan is not None  # noqa: S101
-    launch, grid, sizes, rows = plan
+        launched = plan_of(*kind, (gate.stride(), up.stride()), form, None)
+        assert launched is not None  # noqa: S101
+    launch, grid, sizes, rows = launched
     launch(grid, gate, up, y, *sizes, *numbers, *rows)
     return y
 
@@ -146,12 +151,12 @@ def _gated_mlp_backward(
         return dgate, dup, y
     kind = gate.device, gate.dtype, gate.shape
     form = tuple(code)
-    plan = _plan(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
-    if plan is None:
+    launched = plan_of(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
+    if launched is None:
         gate, up, dy = readable(gate)[0], readable(up)[0], readable(dy)[0]
-        plan = _plan(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
-        assert plan is not None  # noqa: S101
-    launch, grid, sizes, rows = plan
+        launched = plan_of(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
+        assert launched is not None  # noqa: S101
+    launch, grid, sizes, rows = launched
     launch(grid, gate, up, dy, dgate, dup, y, *sizes, *numbers, *rows)
     return dgate, dup, y
 
@@ -251,6 +256,9 @@ def refuses(owner: object, x: Tensor, activation: object = torch.sigmoid) -> str
 
     ``x`` is a tensor available before the projections. A guard without an activation means a sigmoid.
     """
-    if name_of(activation) not in ACTIVATIONS:
+    name = name_of(activation)
+    if name not in ACTIVATIONS:
         return unknown(activation)
+    if widened(name, x):
+        return "autocast computes the powers of this activation, and what follows, in float32"
     return not_plain(x) or untraceable()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import pi, sqrt
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from veomni_hook.kernels.shared.module_calls import call_is_seen, has_code, is_a
 from veomni_hook.kernels.shared.origin import written_in
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 
-__all__ = ["FUNCTIONS", "name_of", "name_of_accepted", "unknown"]
+__all__ = ["FUNCTIONS", "name_of", "name_of_accepted", "unknown", "widened"]
 
 
 def _relu_squared(x: torch.Tensor) -> torch.Tensor:
@@ -27,6 +28,14 @@ def _relu_squared(x: torch.Tensor) -> torch.Tensor:
 
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh_cubed(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(sqrt(2.0 / pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _gelu_tanh_factored(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
 
 
 #: The known names, with functions that round exactly as upstream's do.
@@ -38,7 +47,12 @@ FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu_squared": _relu_squared,
     "sigmoid": torch.sigmoid,
     "quick_gelu": _quick_gelu,
+    "gelu_tanh_cubed": _gelu_tanh_cubed,
+    "gelu_tanh_factored": _gelu_tanh_factored,
 }
+
+#: Those with a power: autocast on CUDA computes it in float32, and so is the result.
+_POWERS = frozenset(("gelu_tanh_cubed", "relu_squared"))
 
 # For calls with one argument, as in gated products.
 _BY_FUNCTION: dict[Any, str] = {
@@ -51,6 +65,8 @@ _BY_FUNCTION: dict[Any, str] = {
     torch.Tensor.sigmoid: "sigmoid",
     _relu_squared: "relu_squared",
     _quick_gelu: "quick_gelu",
+    _gelu_tanh_cubed: "gelu_tanh_cubed",
+    _gelu_tanh_factored: "gelu_tanh_factored",
 }
 _BY_CLASS = {
     ("torch.nn.modules.activation", "SiLU"): "silu",
@@ -61,6 +77,8 @@ _BY_CLASS = {
     ("transformers.activations", "GELUActivation"): "gelu",
     ("transformers.activations", "GELUTanh"): "gelu_tanh",
     ("transformers.activations", "PytorchGELUTanh"): "gelu_tanh",
+    ("transformers.activations", "NewGELUActivation"): "gelu_tanh_cubed",
+    ("transformers.activations", "FastGELUActivation"): "gelu_tanh_factored",
     ("transformers.activations", "QuickGELUActivation"): "quick_gelu",
     ("transformers.activations", "ReLUSquaredActivation"): "relu_squared",
 }
@@ -84,6 +102,11 @@ def name_of(activation: Any) -> str | None:
         return _BY_FUNCTION.get(activation)
     except TypeError:
         return None  # unhashable, so not a known function
+
+
+def widened(name: str | None, x: torch.Tensor) -> bool:
+    """Return whether upstream computes this activation of ``x`` in float32 now, whatever its dtype."""
+    return name in _POWERS and x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def name_of_accepted(activation: Any) -> str | None:
