@@ -62,13 +62,11 @@ def norms_by_class(view: ModuleView) -> dict[str, Created]:
 
     An inherited ``__init__`` counts. In a conditional expression, one branch suffices.
     """
-    return {name: _norms_of(view, owner) for name, owner in view.classes.items()}
-
-
-def _norms_of(view: ModuleView, owner: ast.ClassDef) -> Created:
-    if "__init__" in view.methods(owner) and "LayerNorm" not in view.text(owner):
-        return {}
-    return created_by(view, owner, lambda call: _is_norm(view, call.func))
+    norms: dict[str, Created] = {}
+    for name, owner in view.classes.items():
+        mentioned = "__init__" not in view.methods(owner) or "LayerNorm" in view.text(owner)
+        norms[name] = created_by(view, owner, lambda call: _is_norm(view, call.func)) if mentioned else {}
+    return norms
 
 
 def other_uses(

@@ -8,8 +8,9 @@ it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
+from itertools import takewhile
 
 from veomni_hook.patches.code.document import FunctionNode, statements_of
 from veomni_hook.patches.code.scope import bound_names, used_names
@@ -54,8 +55,9 @@ def forward_site(
 ) -> Site:
     """The site of a class's ``forward``, routed if it is a formula of ``op``; ``rules`` are its operands'."""
     site = partial(Site, op, f"{owner.name}.forward", lineno=forward.lineno)
-    checks, body = _after_checks(forward)
-    form = canonical(forward, view.scope, owner, body=body if checks else None)
+    body = statements_of(forward)
+    checks = len([*takewhile(_only_raises, body[:-1])])
+    form = canonical(forward, view.scope, owner, body=body[checks:] if checks else None)
     if isinstance(form, Unknown):
         return site(Status.MISSED, reason=form.why)
     routes = _routes(op, form, rules)
@@ -72,7 +74,7 @@ def forward_site(
         variant="|".join(variants),
         form=digest(form),
         captures={name: text for _, operands, _ in routes for name, text in operands.items()},
-        edits=before_statement(view, forward, body[0], code, comment)
+        edits=before_statement(view, forward, body[checks], code, comment)
         if checks
         else before_body(view, forward, code, comment),
         slots=tuple(formula_slot(op, variant) for variant in variants),
@@ -81,16 +83,8 @@ def forward_site(
     )
 
 
-def _after_checks(forward: FunctionNode) -> tuple[bool, Sequence[ast.stmt]]:
-    """The body without initial checks that only raise, and whether there are any."""
-    body = statements_of(forward)
-    count = 0
-    while count < len(body) - 1 and _only_raises(body[count]):
-        count += 1
-    return bool(count), body[count:]
-
-
 def _only_raises(statement: ast.stmt) -> bool:
+    """Whether a statement is a check."""
     if isinstance(statement, ast.If):
         return not statement.orelse and all(isinstance(inner, ast.Raise) for inner in statement.body)
     return isinstance(statement, ast.Assert)

@@ -81,7 +81,8 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Sit
     text = partial(source, receiver=form.receiver)
     norm = _norm(view, owner, text(matched.bindings["norm"]))
     kind = norm.target.partition(".")[0]
-    operands = {key: kind if key == "norm_class" else text(matched.bindings[key]) for key in _operands(name)}
+    names = reference_form(pattern_file(OP), name).arguments
+    operands = {key: kind if key == "norm_class" else text(matched.bindings[key]) for key in names}
     slot = formula_slot(OP, name.partition("__")[0])
     target = f"{owner.name}.forward"
     code = ask(forward, slot.name, form.receiver, list(operands.values()))
@@ -99,10 +100,6 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Sit
         part=PART,
         lineno=forward.lineno,
     )
-
-
-def _operands(name: str) -> tuple[str, ...]:
-    return reference_form(pattern_file(OP), name).arguments
 
 
 def _norm(view: ModuleView, owner: ast.ClassDef, norm: str) -> Site:

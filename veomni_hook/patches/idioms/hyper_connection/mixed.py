@@ -45,12 +45,13 @@ MIXED = Template(
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for owner, forward in view.forwards():
-        assigned = (
+        unpacked = [
             node.value
             for node in walk_ast(forward)
             if isinstance(node, ast.Assign) and [*map(type, node.targets)] == [ast.Tuple]
-        )
-        if any(isinstance(each, ast.Call) and own_attribute(each.func).endswith(_ENDS) for each in assigned):
+        ]
+        callees = [value.func for value in unpacked if isinstance(value, ast.Call)]
+        if any(own_attribute(callee).endswith(_ENDS) for callee in callees):
             yield _site(view, f"{owner.name}.forward", forward)
 
 
@@ -60,7 +61,8 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
         return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
         return replace(site, reason=Reason("torch has another name here", Code.REPLACED))
-    matches = [(node, mixed) for node in walk_ast(forward) if (mixed := MIXED.match(node)) is not None]
+    sums = [node for node in walk_ast(forward) if isinstance(node, ast.BinOp)]
+    matches = [(node, mixed) for node in sums if (mixed := MIXED.match(node)) is not None]
     if not matches:
         said = "nothing has the form of mixed streams plus a weighted output"
         return replace(site, reason=Reason(said, Code.OTHER_FORM))
@@ -74,8 +76,7 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
     )
 
 
-def _edit(view: ModuleView, forward: FunctionNode, slot: str, node: ast.AST, mixed: Found) -> Edit:
-    assert isinstance(node, ast.BinOp)  # noqa: S101
+def _edit(view: ModuleView, forward: FunctionNode, slot: str, node: ast.BinOp, mixed: Found) -> Edit:
     kernel = free_name(forward, "kernel")
     operands = ", ".join(mixed[operand] for operand in _OPERANDS.split())
     return in_place(
