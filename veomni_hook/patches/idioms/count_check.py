@@ -149,11 +149,7 @@ def _is_size(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute) and node.attr not in _SIZES:
         return False
     kinds = (ast.BinOp, ast.Subscript, ast.Slice, ast.Call, ast.Attribute, ast.UnaryOp)
-    return isinstance(node, kinds) and all(_is_size(child) for child in child_nodes(node) if _is_value(child))
-
-
-def _is_value(node: ast.AST) -> bool:
-    return not isinstance(node, (ast.operator, ast.unaryop, ast.expr_context))
+    return isinstance(node, kinds) and all(map(_is_size, child_nodes(node)))
 
 
 def _numbers(message: ast.expr) -> list[str]:

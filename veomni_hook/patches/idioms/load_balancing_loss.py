@@ -25,7 +25,6 @@ from veomni_hook.patches.graph import (
     Difference,
     Form,
     Match,
-    Node,
     Scope,
     Unknown,
     canonical,
@@ -220,10 +219,14 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
         return own_forms.why
     nearest = None
     for variant, spelling in spellings():
-        matches = [_matched(one, other) for one, other in zip(spelling, own_forms, strict=True)]
-        differences = [match for match in matches if isinstance(match, Difference)]
+        outcomes = [
+            match(pattern, form, dict.fromkeys(pattern.arguments, ARGUMENT))
+            for pattern, form in zip(spelling, own_forms, strict=True)
+        ]
+        differences = [outcome for outcome in outcomes if isinstance(outcome, Difference)]
         if not differences:
-            operands = {str(node.value): name for match in matches for name, node in _bindings(match).items()}
+            bindings = [outcome.bindings for outcome in outcomes if isinstance(outcome, Match)]
+            operands = {str(node.value): name for bound in bindings for name, node in bound.items()}
             parameters = parameters_as(function, operands)
             if parameters is not None and parameter_names(function) == operands.keys():
                 slot = formula_slot(OP, variant, parameters)
@@ -232,11 +235,3 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
         elif nearest is None or differences[0].depth >= nearest.depth:
             nearest = differences[0]
     return nearest.why if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS)
-
-
-def _matched(pattern: Form, form: Form) -> Match | Difference:
-    return match(pattern, form, dict.fromkeys(pattern.arguments, ARGUMENT))
-
-
-def _bindings(outcome: Match | Difference) -> Mapping[str, Node]:
-    return outcome.bindings if isinstance(outcome, Match) else {}

@@ -101,7 +101,7 @@ OPERANDS = (
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward with such a loop, also in classes that are defined under a condition."""
     for owner in _classes(view.document.tree.body):
-        forward = next((one for one in owner.body if _is_forward(one)), None)
+        forward = view.methods(owner).get("forward")
         if not isinstance(forward, ast.FunctionDef) or not _adds_products(forward):
             continue
         site = Site(OP, f"{owner.name}.forward", Status.MISSED, lineno=forward.lineno)
@@ -126,10 +126,6 @@ def _classes(body: list[ast.stmt]) -> Iterator[ast.ClassDef]:
             yield node
         elif isinstance(node, ast.If):
             yield from _classes([*node.body, *node.orelse])
-
-
-def _is_forward(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name == "forward"
 
 
 def _adds_products(forward: FunctionNode) -> bool:

@@ -194,6 +194,7 @@ CANDIDATES = "every class whose __init__ assigns has_talker, or that defines ena
 _VARIANT = "left_out"
 _IMPORT = ("veomni_hook.multimodal", "speech as veomni_speech")
 _COMMENT = "without speech"
+_REFUSE = "veomni_speech.refuse(type(self))"
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -230,7 +231,11 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
         )
         yield site(target=f"{owner.name}.forward", edits=_method(view, owner, code), imports=(_IMPORT,))
     for method in view.methods(owner).values():
-        edits = [edit for statement in refusals(method) for edit in _refused(view, method, statement)]
+        edits = [
+            edit
+            for statement in refusals(method)
+            for edit in before_statement(view, method, statement, _REFUSE, _COMMENT)
+        ]
         if edits:
             target = f"{owner.name}.{method.name}"
             if (options := mode_in(method)) is not None:
@@ -259,10 +264,6 @@ def _without_parts(view: ModuleView, init: FunctionNode, speech: Speech) -> tupl
     )
     code = f"{speech.config} = {receiver}.config = veomni_speech.left_out({arguments})"
     return before_statement(view, init, speech.decision, code, f"{OP}/{_VARIANT}")
-
-
-def _refused(view: ModuleView, method: FunctionNode, statement: ast.stmt) -> tuple[Edit, ...]:
-    return before_statement(view, method, statement, "veomni_speech.refuse(type(self))", _COMMENT)
 
 
 def _read_early(view: ModuleView, method: FunctionNode, speech: Speech) -> Iterator[Edit]:

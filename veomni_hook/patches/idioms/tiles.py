@@ -33,14 +33,11 @@ _HIDDEN = "B S ."
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward that may run in tiles."""
     for owner, forward in view.forwards():
-        if (
-            len(forward.args.args) != 2
-            or forward.args.kwonlyargs
-            or forward.args.vararg
-            or forward.args.kwarg
-        ):
-            continue
-        if not _projects(view, owner):
+        spec = forward.args
+        calls = [call for _, value in initialised(owner) for call in calls_in(value)]
+        projections = [call for call in calls if view.scope.dotted(call.func) == "torch.nn.Linear"]
+        others = spec.kwonlyargs or spec.vararg or spec.kwarg
+        if len(spec.args) != 2 or others or len(projections) < 2:
             continue
         site = partial(Site, OP, f"{owner.name}.forward", lineno=forward.lineno)
         try:
@@ -58,12 +55,6 @@ class _Alone(Positions):
 
     def sent(self, name: str, arguments: Arguments) -> Value:
         raise Missed(f"{name} are experts, whose router may be watched", code=Code.OTHER_FORM)
-
-
-def _projects(view: ModuleView, owner: ast.ClassDef) -> bool:
-    """Whether a class makes several projections."""
-    calls = (call for _, value in initialised(owner) for call in calls_in(value))
-    return sum(view.scope.dotted(call.func) == "torch.nn.Linear" for call in calls) > 1
 
 
 def _by_position(view: ModuleView, owner: ast.ClassDef) -> tuple[str, ...]:

@@ -24,9 +24,7 @@ from veomni_hook.patches.idioms.linear_cross_entropy.read import (
     loss_calls,
     passes_vocabulary,
 )
-from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import (
-    is_candidate as classifies_sequences,
-)
+from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import pooling_in
 from veomni_hook.patches.idioms.load_balancing_loss import find as find_load_balancing_losses
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView, linear_otherwise
@@ -53,7 +51,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every method that calls ``self.loss_function``, except those that `sequence_classification` lists."""
     for _, owner, method in view.every_method():
         calls = loss_calls(method) if ".loss_function" in view.text(method) else ()
-        if calls and not classifies_sequences(method):
+        if calls and pooling_in(method) is None:
             yield _site(view, owner, method, calls)
 
 
@@ -74,7 +72,12 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
         if forward.name != "forward":
             raise Missed("the loss is computed in another method than forward", causal[0], Code.NO_ROOM)
         tail = Reader(causal[0], view.scope.dotted, partial(_cap, view, owner)).read(forward.body)
-        _check_head(view, owner, tail.operands["head"])
+        head = tail.operands["head"]
+        for kind, value in _made(owner, head):
+            if other := linear_otherwise(view, kind):
+                # No kernel knows what it computes.
+                said = f"{chain(head)} is a {kind}, a Linear with a {other} of its own"
+                raise Missed(said, value, Code.OTHER_FORM)
         return _routed(view, target, forward, tail)
     except (Missed, ValueError) as error:
         reason = error.reason if isinstance(error, Missed) else Reason(str(error))
@@ -121,14 +124,6 @@ def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr 
     if capped is None:
         return None
     return ast.Tuple([function, ast.Name(kind, ast.Load()), ast.Constant(capped["CAP"])], ast.Load())
-
-
-def _check_head(view: ModuleView, owner: ast.ClassDef, head: ast.expr) -> None:
-    """Skip a head that is the module's own Linear class: no kernel knows what it computes."""
-    for kind, value in _made(owner, head):
-        if other := linear_otherwise(view, kind):
-            said = f"{chain(head)} is a {kind}, a Linear with a {other} of its own"
-            raise Missed(said, value, Code.OTHER_FORM)
 
 
 def _within(view: ModuleView, edit: Edit, node: ast.stmt) -> bool:
