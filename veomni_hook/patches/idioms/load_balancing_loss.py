@@ -113,10 +113,11 @@ class Case(ast.NodeTransformer):
                 if inner := getattr(statement, name, None):
                     setattr(clone, name, self.block(inner))
             return clone
-        if not any(map(_is_rewritten, walk_ast(statement))):
-            return statement
-        written: ast.stmt = self.visit(copy.deepcopy(statement))
-        return written
+        for node in walk_ast(statement):
+            if isinstance(node, ast.ListComp) or getattr(node, "attr", "") == _IN_PLACE:
+                written: ast.stmt = self.visit(copy.deepcopy(statement))
+                return written
+        return statement
 
     def outcome(self, test: ast.expr) -> bool | None:
         """The outcome of a test according to the facts; None if it is unknown."""
@@ -155,10 +156,6 @@ class Case(ast.NodeTransformer):
         added.elts = [node.elt]
         self.before += [empty, loop]
         return ast.copy_location(ast.Name(name, ast.Load()), node)
-
-
-def _is_rewritten(node: ast.AST) -> bool:
-    return isinstance(node, ast.ListComp) or (isinstance(node, ast.Attribute) and node.attr == _IN_PLACE)
 
 
 WORDS = "load_balancing_loss"

@@ -57,6 +57,7 @@ _CLASS = re.compile(r"Router|Gate|Gating")
 _REFERENCE = pattern_file(OP)
 # The position of the dimension in these operations' arguments.
 _DIM = {"softmax": 1, "topk": 2, "gather": 1, "sum": 1}
+_RESHAPES = ("reshape", "expand", "unsqueeze", "unflatten", "index")
 _SAME_RANK = ("linear", "cast", "mul", "div", "softmax", "sigmoid", "tanh")
 _PARTS = ("values", "indices")
 _LOGITS, _NORMALISE, _EPSILON = (
@@ -192,8 +193,10 @@ def _flat(node: Node, *, prove: bool = True) -> Node:
 def _spelled(node: Node, *, prove: bool) -> Node:
     args = list(node.args)
     place = _DIM.get(node.op)
-    if place is not None and args[place] == constant(1) and not (prove and _reshaped(args[0])):
-        args[place] = constant(-1)
+    if place is not None and args[place] == constant(1):
+        # If the tensor has more dimensions, dimension 1 is not the last one.
+        if not prove or all(inner.op not in _RESHAPES for inner in walk(args[0])):
+            args[place] = constant(-1)
     if node.op == "softmax":
         if args[2] == dtype_of(args[0]):
             args[2] = constant(None)
@@ -213,11 +216,6 @@ def _is_matrix(node: Node) -> bool:
     if node.op == "call":
         return len(node.args) == 2 and _is_matrix(node.args[1])
     return node.op in _SAME_RANK and _is_matrix(node.args[0])
-
-
-def _reshaped(node: Node) -> bool:
-    # If the tensor has more dimensions, dimension 1 is not the last one.
-    return any(inner.op in ("reshape", "expand", "unsqueeze", "unflatten", "index") for inner in walk(node))
 
 
 def find(view: ModuleView) -> Iterator[Site]:

@@ -103,13 +103,12 @@ def _routes(op: str, form: Form, rules: Mapping[str, Rule]) -> list[_Route] | Di
             return route
         if not all(has_source(test) for test, _ in leaf.tests):
             return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
-        said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
-        routes.append((*route[:2], [text if outcome else _negated(text) for text, outcome in said]))
+        tests = []
+        for test, outcome in leaf.tests:
+            text = source(test, form.receiver)
+            tests.append(text if outcome else f"not ({text})" if " " in text else f"not {text}")
+        routes.append((*route[:2], tests))
     return routes
-
-
-def _negated(test: str) -> str:
-    return f"not ({test})" if " " in test else f"not {test}"
 
 
 def _route(op: str, form: Form, rules: Mapping[str, Rule]) -> _Route | Difference:

@@ -185,19 +185,10 @@ _ATTRIBUTE = re.compile(r"self(\.\w+)")
 
 
 @cache
-def _norms() -> tuple[str, ...]:
-    """The variants of rms_norm that this op's variants begin with."""
-    starts = variant_names(OP)
-    return tuple(
-        name for name in variant_names("rms_norm") if any(one.startswith(f"{name}_") for one in starts)
-    )
-
-
-@cache
-def _rotations() -> tuple[str, ...]:
-    """The variants of rotary that this op's variants end with."""
-    ends = variant_names(OP)
-    return tuple(name for name in variant_names("rotary") if any(one.endswith(f"_{name}") for one in ends))
+def _fused(op: str) -> tuple[str, ...]:
+    """The variants of rms_norm or rotary of which this op's variants consist: ``<norm>_<rotation>``."""
+    both = [f"_{variant}_" for variant in variant_names(OP)]
+    return tuple(name for name in variant_names(op) if any(f"_{name}_" in variant for variant in both))
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -251,8 +242,8 @@ class _Search(Method):
         """The site of a call of a rotary function, or why there is none."""
         functions = (site for site in self.view.sites(find_rotations) if site.counted)
         turn = next((site for site in functions if site.target == name), None)
-        if turn is None or turn.variant not in _rotations():
-            said = f"{name} is not one of {', '.join(_rotations())}"
+        if turn is None or turn.variant not in _fused("rotary"):
+            said = f"{name} is not one of {', '.join(_fused('rotary'))}"
             return Reason(said, Code.NO_FUSED_FORM)
         operands = self.operands(call, turn)
         if operands is None or operands["unsqueeze_dim"] != "1":
@@ -283,9 +274,10 @@ class _Search(Method):
         attributes = [self.norm(node) for node in turned.norms]
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
-        if norm is not other or norm.variant not in _norms() or weight is None or eps is None:
+        if norm is not other or norm.variant not in _fused("rms_norm") or weight is None or eps is None:
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
-            said = f"the norms do not share one class that computes one of {', '.join(_norms())}{why}"
+            known = ", ".join(_fused("rms_norm"))
+            said = f"the norms do not share one class that computes one of {known}{why}"
             return Reason(said, Code.NO_FUSED_FORM)
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason

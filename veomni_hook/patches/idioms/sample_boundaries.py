@@ -51,7 +51,8 @@ def find(view: ModuleView) -> Iterator[Site]:
     if not (classes := [*mixing(view), *pooled_windows.pooling(view)]):
         return
     routed = _routed(view)
-    apart, others = [], []
+    apart: list[Mixing] = []
+    others: list[Mixing] = []
     for mixer in classes:
         called = [(f"{mixer.name}.{method}", last_name(call.func)) for method, call in mixer.calls]
         is_routed = bool(called) and all(name in routed.get(target, ()) for target, name in called)

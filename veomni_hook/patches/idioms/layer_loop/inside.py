@@ -61,7 +61,7 @@ class Inside:
                         yield site("refused_inside", edits=edits, lineno=first.lineno, imports=(IMPORT,))
                 if (queries := self.queries.get(id(method))) is not None:
                     receiver, hidden = (argument.arg for argument in method.args.args[:2])
-                    names = ", ".join(queries.names)
+                    names = ", ".join(filter(None, (queries.cache, queries.mask, queries.positions)))
                     code = f"{names} = veomni_keys.whole_keys({receiver}, {hidden}, {names})"
                     edits = before_body(view, method, code, _WHOLE_KEYS)
                     yield site("whole_keys", edits=edits, lineno=method.lineno, imports=(_KEYS,))

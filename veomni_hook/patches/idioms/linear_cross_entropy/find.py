@@ -16,12 +16,11 @@ from veomni_hook.patches.code.comparison import serialise
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import chain, initialised, last_name
+from veomni_hook.patches.code.tree import calls_in, chain, in_text_order, initialised, last_name
 from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
 from veomni_hook.patches.idioms.linear_cross_entropy.read import (
     Reader,
     Tail,
-    loss_calls,
     passes_vocabulary,
 )
 from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import pooling_in
@@ -50,7 +49,8 @@ CANDIDATES = (
 def find(view: ModuleView) -> Iterator[Site]:
     """Every method that calls ``self.loss_function``, except those that `sequence_classification` lists."""
     for _, owner, method in view.every_method():
-        calls = loss_calls(method) if ".loss_function" in view.text(method) else ()
+        called = calls_in(method) if ".loss_function" in view.text(method) else ()
+        calls = in_text_order(call for call in called if chain(call.func) == "self.loss_function")
         if calls and pooling_in(method) is None:
             yield _site(view, owner, method, calls)
 
@@ -89,7 +89,12 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
     edits: list[Edit] = []
     slots = [slot]
     for other in view.sites(find_load_balancing_losses) if tail.copied else ():
-        here = [one for one in other.edits if any(_within(view, one, node) for node in tail.copied)]
+        here = [
+            edit
+            for node in tail.copied
+            for edit in other.edits
+            if view.document.start(node) <= edit.start and edit.end <= view.document.end(node)
+        ]
         edits += here
         slots += other.slots if here else ()
     code = guard(view, forward, tail, slot.name, edits)
@@ -124,10 +129,6 @@ def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr 
     if capped is None:
         return None
     return ast.Tuple([function, ast.Name(kind, ast.Load()), ast.Constant(capped["CAP"])], ast.Load())
-
-
-def _within(view: ModuleView, edit: Edit, node: ast.stmt) -> bool:
-    return view.document.start(node) <= edit.start and edit.end <= view.document.end(node)
 
 
 def _form(tail: Tail) -> str:
