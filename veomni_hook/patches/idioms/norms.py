@@ -31,7 +31,7 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.routes.guards import ask, before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status, formula_slot, slot_name
+from veomni_hook.patches.site import Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["PARAMETER", "forward_site", "is_centred"]
@@ -54,32 +54,34 @@ def forward_site(
     op: str, view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, rules: Mapping[str, Rule]
 ) -> Site:
     """The site of a class's ``forward``, routed if it is a formula of ``op``; ``rules`` are its operands'."""
-    site = partial(Site, op, f"{owner.name}.forward", lineno=forward.lineno)
+    target = f"{owner.name}.forward"
+    missed = partial(Site, op, target, Status.MISSED, lineno=forward.lineno)
     body = statements_of(forward)
     checks = len([*takewhile(_only_raises, body[:-1])])
     form = canonical(forward, view.scope, owner, body=body[checks:] if checks else None)
     if isinstance(form, Unknown):
-        return site(Status.MISSED, reason=form.why)
+        return missed(reason=form.why)
     routes = _routes(op, form, rules)
     if isinstance(routes, Difference):
-        return site(Status.MISSED, reason=routes.why, form=digest(form))
+        return missed(reason=routes.why, form=digest(form))
     variants = list(dict.fromkeys(variant for variant, _, _ in routes))
     code = "\n".join(
         ask(forward, slot_name(op, variant), form.receiver, list(operands.values()), tests)
         for variant, operands, tests in routes
     )
     comment = f"{op}/{'|'.join(variants)}"
-    return site(
-        Status.ROUTED,
-        variant="|".join(variants),
-        form=digest(form),
-        captures={name: text for _, operands, _ in routes for name, text in operands.items()},
-        edits=before_statement(view, forward, body[checks], code, comment)
+    return Site.asking(
+        op,
+        target,
+        variants,
+        forward,
+        before_statement(view, forward, body[checks], code, comment)
         if checks
         else before_body(view, forward, code, comment),
-        slots=tuple(formula_slot(op, variant) for variant in variants),
+        form=digest(form),
+        captures={name: text for _, operands, _ in routes for name, text in operands.items()},
         relies_on=form.inlined,
-        skips={f"{owner.name}.forward": form.inlined} if form.inlined else {},
+        skips={target: form.inlined} if form.inlined else {},
     )
 
 

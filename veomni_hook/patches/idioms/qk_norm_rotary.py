@@ -28,7 +28,7 @@ from veomni_hook.patches.idioms.rotary import find as find_rotations
 from veomni_hook.patches.interpreter.walk import bound
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
-from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot, skipped_at_calls
+from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls, slot_name
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "TurnedNorms", "find"]
 
@@ -282,7 +282,6 @@ class _Search(Method):
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
         variant = f"{norm.variant}_{turn.variant}"
-        slot = formula_slot(OP, variant)
         norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
         asked = [self.receiver, turned.tensor, *norms, norm.target.partition(".")[0], turn.target]
         asked.append(turned.tables(inputs["cos"], inputs["sin"]))
@@ -292,19 +291,18 @@ class _Search(Method):
         fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
         comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
         answer = turned.without_norms(call, fused)
-        edits = guard(self.view, turned.run, slot.name, asked, answer, comment, tests=tests, returns=False)
+        slot = slot_name(OP, variant)
+        edits = guard(self.view, turned.run, slot, asked, answer, comment, tests=tests, returns=False)
         if edits is None:
             return Reason("a statement does not begin its own line", Code.NO_ROOM)
-        return Site(
+        return Site.asking(
             OP,
             self.target,
-            Status.ROUTED,
             variant,
+            self.method,
+            edits,
             form=digest(Node("tuple", (constant(norm.form), constant(turn.form)))),
             captures={"q_norm": norms[0], "k_norm": norms[1], "rotary": turn.target},
-            edits=edits,
-            slots=(slot,),
             relies_on=(norm.target, *norm.relies_on, turn.target),
             skips={self.target: (*skipped_at_calls(norm), *skipped_at_calls(turn))},
-            lineno=self.method.lineno,
         )

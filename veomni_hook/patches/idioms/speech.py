@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -221,7 +221,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[Site]:
     """The sites in other methods."""
-    site = partial(Site, OP, status=Status.ROUTED, variant=_VARIANT, counted=False, lineno=owner.lineno)
+    site = partial(Site.calling, OP, variant=_VARIANT, line=owner, used=_IMPORT, counted=False)
     name, kind = speech.rest
     if not has_forward(view, owner.name):
         code = (
@@ -229,7 +229,7 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
             "def forward(self, *args, **kwargs):\n"
             f"    return self.{name}(*args, **kwargs)"
         )
-        yield site(target=f"{owner.name}.forward", edits=_method(view, owner, code), imports=(_IMPORT,))
+        yield site(target=f"{owner.name}.forward", edits=_method(view, owner, code))
     for method in view.methods(owner).values():
         edits = [
             edit
@@ -241,9 +241,9 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
             if (options := mode_in(method)) is not None:
                 code = f"veomni_speech.text_by_default(self, {options})"
                 edits += before_body(view, method, code, _COMMENT)
-            yield site(target=target, edits=tuple(edits), imports=(_IMPORT,))
+            yield site(target=target, edits=edits)
             if read_early := tuple(_read_early(view, method, speech)):
-                yield site(target=target, edits=read_early)
+                yield replace(site(target=target, edits=read_early), imports=())
     if speakers := speakers_file(view, owner):
         file, attribute = speakers
         code = (
@@ -253,7 +253,7 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
             "args, kwargs)"
         )
         target = f"{owner.name}.save_pretrained"
-        yield site(target=target, edits=_method(view, owner, code), imports=(_IMPORT,))
+        yield site(target=target, edits=_method(view, owner, code))
 
 
 def _without_parts(view: ModuleView, init: FunctionNode, speech: Speech) -> tuple[Edit, ...]:

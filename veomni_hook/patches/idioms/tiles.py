@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 
 from veomni_hook.patches.code.tree import calls_in, initialised
 from veomni_hook.patches.idioms.layer_loop.modules import method_of
@@ -39,15 +38,15 @@ def find(view: ModuleView) -> Iterator[Site]:
         others = spec.kwonlyargs or spec.vararg or spec.kwarg
         if len(spec.args) != 2 or others or len(projections) < 2:
             continue
-        site = partial(Site, OP, f"{owner.name}.forward", lineno=forward.lineno)
+        target = f"{owner.name}.forward"
         try:
             followed = _by_position(view, owner)
         except Missed as error:
-            yield site(Status.MISSED, reason=error.reason)
+            yield Site(OP, target, Status.MISSED, reason=error.reason, lineno=forward.lineno)
             continue
         comment = "tiles: each position by itself, some at a time where that needs less memory"
         edits = decorate(view, owner, "veomni_tiles.by_position", comment)
-        yield site(Status.ROUTED, variant="by_position", edits=edits, relies_on=followed, imports=(_IMPORT,))
+        yield Site.calling(OP, target, "by_position", forward, edits, _IMPORT, relies_on=followed)
 
 
 class _Alone(Positions):

@@ -19,7 +19,7 @@ from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
@@ -60,18 +60,18 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
         return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
         return replace(site, reason=Reason("torch has another name here", Code.REPLACED))
-    kernel, slot = free_name(forward, "kernel"), formula_slot(OP, _VARIANT)
+    kernel, slot = free_name(forward, "kernel"), slot_name(OP, _VARIANT)
     edits = []
     for node in walk_ast(forward):
         if isinstance(node, ast.BinOp) and (mixed := MIXED.match(node)) is not None:
             operands = ", ".join(mixed[operand] for operand in _OPERANDS.split())
             text = (
                 f"({kernel}({operands})\n"
-                f"if ({kernel} := {slot.name}.kernel(self, {operands})) is not None\n"
+                f"if ({kernel} := {slot}.kernel(self, {operands})) is not None\n"
                 f"else {view.text(node)})"
             )
             edits.append(in_place(view, node, text))
     if not edits:
         said = "nothing has the form of mixed streams plus a weighted output"
         return replace(site, reason=Reason(said, Code.OTHER_FORM))
-    return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=tuple(edits), slots=(slot,))
+    return Site.asking(OP, target, _VARIANT, forward, edits, part=PART)
