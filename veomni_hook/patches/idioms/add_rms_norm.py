@@ -29,6 +29,14 @@ from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_call
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "Added", "added_runs", "find", "guarded", "has_self"]
 
+OP = "add_rms_norm"
+WORDS = "RMSNorm | mean( rsqrt( | mean( pow("
+CANDIDATES = (
+    "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
+    "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "
+    "name contains RMSNorm, or which is a candidate of rms_norm"
+)
+
 
 @dataclass(frozen=True)
 class Added:
@@ -94,14 +102,6 @@ def _sum(statement: ast.stmt) -> str | None:
 def _is_name(node: object, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
-
-OP = "add_rms_norm"
-WORDS = "RMSNorm | mean( rsqrt( | mean( pow("
-CANDIDATES = (
-    "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
-    "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "
-    "name contains RMSNorm, or which is a candidate of rms_norm"
-)
 
 _OPERANDS = ("weight", "eps")
 

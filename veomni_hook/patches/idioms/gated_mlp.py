@@ -64,6 +64,13 @@ __all__ = [
     "project_together",
 ]
 
+OP = "gated_mlp"
+WORDS = ""
+CANDIDATES = (
+    "Every class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up "
+    "projection, and an activation; or that multiplies an activated projection with a projection."
+)
+
 #: Activation functions of MLPs; sigmoid and tanh are missing because they gate attention.
 ACTIVATIONS = frozenset(
     "elu gelu hardswish leaky_relu mish quick_gelu relu relu6 selu silu softplus swish".split()
@@ -163,13 +170,6 @@ def project_together(call: ast.Call, slot: str) -> None:
         together = ast.parse(f"{slot}.projected({modules}, {both['X']})", mode="eval").body
         call.args[:2] = [ast.Starred(together, ast.Load())]
 
-
-OP = "gated_mlp"
-WORDS = ""
-CANDIDATES = (
-    "Every class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up "
-    "projection, and an activation; or that multiplies an activated projection with a projection."
-)
 
 _REFERENCE = pattern_file(OP)
 _LONGEST = 6

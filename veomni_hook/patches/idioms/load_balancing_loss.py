@@ -40,6 +40,9 @@ from veomni_hook.patterns import pattern_file
 __all__ = ["CANDIDATES", "OP", "WORDS", "Case", "find", "forms", "spellings"]
 
 OP = "load_balancing_loss"
+WORDS = "load_balancing_loss"
+CANDIDATES = "Every function whose name contains load_balancing_loss."
+
 _IN_PLACE = "scatter_add_"
 # Whether the logits are None, whether they are a tuple, whether the mask is None.
 _CASES = ((True, False, True), (False, False, True), (False, True, True), (False, True, False))
@@ -158,8 +161,6 @@ class Case(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
 
-WORDS = "load_balancing_loss"
-CANDIDATES = "Every function whose name contains load_balancing_loss."
 _NAME = re.compile("load_balancing_loss")
 
 

@@ -42,6 +42,12 @@ from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 __all__ = ["CANDIDATES", "OP", "WORDS", "ChannelSearch", "find", "is_wide"]
 
 OP = "log_decay"
+WORDS = "exp("
+CANDIDATES = (
+    "every method with a statement that calls softplus and exp; every other forward that reads self.A_log and"
+    " self.dt_bias and calls exp and one of softplus, sigmoid and log"
+)
+
 _PARAMETERS = {"A_log", "dt_bias"}
 _CALLED = {"softplus", "sigmoid", "log"}
 _NONE = constant(None)
@@ -215,12 +221,6 @@ def _source(node: Node, receiver: str) -> str:
         return " is not ".join(source(argument, receiver) for argument in node.args[0].args)
     return source(node, receiver)
 
-
-WORDS = "exp("
-CANDIDATES = (
-    "every method with a statement that calls softplus and exp; every other forward that reads self.A_log and"
-    " self.dt_bias and calls exp and one of softplus, sigmoid and log"
-)
 
 _ALONE, _BOTH = "softplus", "softplus_and_sigmoid"
 _OPERANDS = ("a", "log_rate", "bias")

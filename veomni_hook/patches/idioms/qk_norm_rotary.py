@@ -32,6 +32,13 @@ from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_call
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "TurnedNorms", "find"]
 
+OP = "qk_norm_rotary"
+WORDS = "apply RMSNorm | apply mean("
+CANDIDATES = (
+    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
+    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
+)
+
 HEADS_FIRST = Template("X.transpose(1, 2)")
 
 
@@ -171,13 +178,6 @@ def _tensor(function: FunctionNode, node: ast.expr) -> str:
     name = getattr(node, "id", "")
     return name if name in local_names(function) - {function.args.args[0].arg} else ""
 
-
-OP = "qk_norm_rotary"
-WORDS = "apply RMSNorm | apply mean("
-CANDIDATES = (
-    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
-    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
-)
 
 NORMED = Template("SELF.NORM(X)")
 _ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)

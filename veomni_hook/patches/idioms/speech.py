@@ -41,6 +41,11 @@ __all__ = [
     "speakers_file",
 ]
 
+OP = "speech"
+WORDS = ""
+SETTING = "speech"
+CANDIDATES = "every class whose __init__ assigns has_talker, or that defines enable_talker"
+
 #: The attribute that says whether a model has the parts.
 BUILT = "has_talker"
 DECISION = Template(f"self.{BUILT} = CONFIG.FIELD", names="CONFIG")
@@ -185,11 +190,6 @@ def _made(view: ModuleView, value: ast.expr) -> str:
     match = next(filter(None, (form.match(value) for form in MADE)), None)
     return match["KIND"] if match and match["KIND"] in view.classes else ""
 
-
-OP = "speech"
-WORDS = ""
-SETTING = "speech"
-CANDIDATES = "every class whose __init__ assigns has_talker, or that defines enable_talker"
 
 _VARIANT = "left_out"
 _IMPORT = ("veomni_hook.multimodal", "speech as veomni_speech")
