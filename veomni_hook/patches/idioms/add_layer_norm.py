@@ -11,7 +11,6 @@ guard's ``else``, where the call of the norm asks its own slot.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -34,44 +33,29 @@ CANDIDATES = (
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    for owner in view.classes.values():
+    for target, owner, method in view.every_method():
         norms = norms_by_class(view)[owner.name]
-        for name, method in view.methods(owner).items() if norms else ():
-            if name != "__init__" and has_self(method):
-                runs = [added for added in added_runs(method) if added.attribute in norms]
-                if runs:
-                    yield _site(view, owner, method, runs, norms)
+        if norms and method.name != "__init__" and has_self(method):
+            if runs := [added for added in added_runs(method) if added.attribute in norms]:
+                yield _site(view, target, method, runs, norms)
 
 
 def _site(
-    view: ModuleView,
-    owner: ast.ClassDef,
-    method: FunctionNode,
-    runs: list[Added],
-    norms: Mapping[str, object],
+    view: ModuleView, where: str, method: FunctionNode, runs: list[Added], norms: Mapping[str, object]
 ) -> Site:
     routed: list[Edit] = []
     reasons, names = [], []
     for added in runs:
-        edits = _edits(view, method, added, norms)
+        edits = guarded(view, method, added, (OP, VARIANT), lambda module: [module])
         if isinstance(edits, str):
             reasons.append(Reason(edits, line=added.lineno))
+        elif any(attribute in norms for attribute, _ in own_calls(added.run.statements[0])):
+            said = "a summand calls a norm, which asks for its own kernel"
+            reasons.append(Reason(said, Code.NO_FUSED_FORM, added.lineno))
         else:
             routed += edits
             names.append(f"self.{added.attribute}")
-    where = f"{owner.name}.{method.name}"
     if not routed:
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=runs[0].lineno)
     captures = {"norm": ", ".join(dict.fromkeys(names))}
     return Site.asking(OP, where, VARIANT, runs[0], routed, reason="; ".join(reasons), captures=captures)
-
-
-def _edits(
-    view: ModuleView, method: FunctionNode, added: Added, norms: Mapping[str, object]
-) -> tuple[Edit, ...] | str:
-    """The guard for a run, or why there is none."""
-    calls_norm = any(attribute in norms for attribute, _ in own_calls(added.run.statements[0]))
-    edits = guarded(view, method, added, (OP, VARIANT), lambda module: [module])
-    if calls_norm and not isinstance(edits, str):
-        return Reason("a summand calls a norm, which asks for its own kernel", Code.NO_FUSED_FORM)
-    return edits

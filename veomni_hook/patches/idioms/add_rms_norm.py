@@ -29,6 +29,14 @@ from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_call
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "Added", "added_runs", "find", "guarded", "has_self"]
 
+OP = "add_rms_norm"
+WORDS = "RMSNorm | mean( rsqrt( | mean( pow("
+CANDIDATES = (
+    "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
+    "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "
+    "name contains RMSNorm, or which is a candidate of rms_norm"
+)
+
 
 @dataclass(frozen=True)
 class Added:
@@ -94,14 +102,6 @@ def _sum(statement: ast.stmt) -> str | None:
 def _is_name(node: object, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
-
-OP = "add_rms_norm"
-WORDS = "RMSNorm | mean( rsqrt( | mean( pow("
-CANDIDATES = (
-    "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
-    "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "
-    "name contains RMSNorm, or which is a candidate of rms_norm"
-)
 
 _OPERANDS = ("weight", "eps")
 
@@ -180,11 +180,15 @@ def _site(
     reasons = []
     for added in runs:
         norm = norms[added.attribute]
-        outcome = norm if isinstance(norm, str) else _edits(view, method, added, norm)
-        if isinstance(outcome, str):
-            reasons.append(Reason(outcome, line=added.lineno))
-        elif isinstance(norm, _Norm):
-            routed.append((norm, outcome))
+        if isinstance(norm, str):
+            reasons.append(Reason(norm, line=added.lineno))
+            continue
+        slot = (OP, norm.site.variant)
+        edits = guarded(view, method, added, slot, norm.operands, [norm.class_name])
+        if isinstance(edits, str):
+            reasons.append(Reason(edits, line=added.lineno))
+        else:
+            routed.append((norm, edits))
     if not routed:
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=runs[0].lineno)
     variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))
@@ -195,17 +199,13 @@ def _site(
         where,
         variants,
         runs[0],
-        [edit for _, edits in routed for edit in edits],
+        [edit for _, of_run in routed for edit in of_run],
         reason="; ".join(reasons),
         form="|".join(norm.site.form for norm, _ in routed),
         captures={"norm": ", ".join(dict.fromkeys(norm.class_name for norm, _ in routed))},
         relies_on=tuple(dict.fromkeys(relied)),
         skips={where: skipped},
     )
-
-
-def _edits(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) -> tuple[Edit, ...] | str:
-    return guarded(view, method, added, (OP, norm.site.variant), norm.operands, [norm.class_name])
 
 
 def guarded(

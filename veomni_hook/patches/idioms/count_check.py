@@ -77,13 +77,10 @@ def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast
             edits += [*_edits(view, call)]  # all of a call's edits, or none
         except Missed as missed:
             reasons.append(missed.reason)
-    reason = Reason.joined(reasons)
-    site = replace(site, reason=reason, lineno=min(call.lineno for call in calls))
+    site = replace(site, reason=Reason.joined(reasons), lineno=min(call.lineno for call in calls))
     if not edits:
         return site
-    return replace(
-        site, status=Status.ROUTED, variant=_VARIANT, edits=tuple(edits), imports=(_IMPORT,)
-    )  # fmt: skip
+    return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=tuple(edits), imports=(_IMPORT,))
 
 
 def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
@@ -122,22 +119,15 @@ def _selections(condition: ast.expr) -> Iterator[tuple[ast.expr, str, str]]:
     """
     if not (isinstance(condition, ast.Compare) and [*map(type, condition.ops)] == [ast.Eq]):
         raise Missed("the condition is not that two numbers are equal", condition, Code.OTHER_FORM)
-    for side in (condition.left, *condition.comparators):
-        for factor in _factors(side):
-            if (selection := SELECTION.match(factor)) is not None:
-                yield factor, selection["TENSOR"], selection["MASK"]
-            elif not (isinstance(factor, ast.Name) or _is_size(factor)):
-                raise Missed(
-                    f"{ast.unparse(factor)} is neither a number nor a size", factor, Code.READS_VALUES
-                )
-
-
-def _factors(value: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-        yield from _factors(value.left)
-        yield from _factors(value.right)
-    else:
-        yield value
+    factors = [condition.left, *condition.comparators]
+    for factor in factors:  # the list grows during the loop
+        if isinstance(factor, ast.BinOp) and isinstance(factor.op, ast.Mult):
+            factors += [factor.left, factor.right]
+        elif (selection := SELECTION.match(factor)) is not None:
+            yield factor, selection["TENSOR"], selection["MASK"]
+        elif not (isinstance(factor, ast.Name) or _is_size(factor)):
+            said = f"{ast.unparse(factor)} is neither a number nor a size"
+            raise Missed(said, factor, Code.READS_VALUES)
 
 
 def _is_size(node: ast.AST) -> bool:
@@ -149,11 +139,7 @@ def _is_size(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute) and node.attr not in _SIZES:
         return False
     kinds = (ast.BinOp, ast.Subscript, ast.Slice, ast.Call, ast.Attribute, ast.UnaryOp)
-    return isinstance(node, kinds) and all(_is_size(child) for child in child_nodes(node) if _is_value(child))
-
-
-def _is_value(node: ast.AST) -> bool:
-    return not isinstance(node, (ast.operator, ast.unaryop, ast.expr_context))
+    return isinstance(node, kinds) and all(map(_is_size, child_nodes(node)))
 
 
 def _numbers(message: ast.expr) -> list[str]:

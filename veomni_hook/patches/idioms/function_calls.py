@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -23,7 +23,7 @@ from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, slot_name
 
-__all__ = ["Declared", "asked", "calls_named", "check", "declared_as", "packages", "routed"]
+__all__ = ["Declared", "asked", "calls_named", "check", "packages", "routed"]
 
 _DECORATOR = "use_kernel_func_from_hub_with_fallback"
 _HELD = Template("PACKAGE or OWN")
@@ -85,13 +85,6 @@ def check(
         passed = {keyword.arg for keyword in call.keywords}
         if None not in passed and passed.isdisjoint(wanted.boundaries):
             raise Missed("the call passes no boundaries of samples", call, Code.NO_BOUNDARIES)
-
-
-def declared_as(view: ModuleView, target: str, calls: list[ast.Call], wanted: Mapping[str, Declared]) -> str:
-    """Return which of ``wanted`` the first call's function is declared to be; the first key if none."""
-    names = packages(view, target, calls[0])
-    keys = (key for key, declared in wanted.items() if declared.name in names)
-    return next(keys, next(iter(wanted)))
 
 
 def packages(view: ModuleView, target: str, call: ast.Call) -> set[object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, declared_as, routed
+from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, packages, routed
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 
@@ -38,8 +38,10 @@ _DECLARED = {
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, method, calls in calls_named(view, _NAME):
+        names = packages(view, target, calls[0])
+        declared = (variant for variant, function in _DECLARED.items() if function.name in names)
+        variant = next(declared, "scalar_decay")
         try:
-            variant = declared_as(view, target, calls, _DECLARED)
             check(view, target, method, calls, _DECLARED[variant])
         except Missed as missed:
             yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=calls[0].lineno)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -58,12 +58,18 @@ __all__ = [
     "OP",
     "WORDS",
     "find",
-    "gated_products",
     "holds_experts",
     "in_tower",
     "is_activation",
     "project_together",
 ]
+
+OP = "gated_mlp"
+WORDS = ""
+CANDIDATES = (
+    "Every class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up "
+    "projection, and an activation; or that multiplies an activated projection with a projection."
+)
 
 #: Activation functions of MLPs; sigmoid and tanh are missing because they gate attention.
 ACTIVATIONS = frozenset(
@@ -90,24 +96,19 @@ def is_activation(callee: ast.expr) -> bool:
     return bool(_ACTIVATION.search(name)) if name else last_name(callee) in ACTIVATIONS
 
 
-def gated_products(owner: ast.ClassDef, methods: Iterable[FunctionNode]) -> list[ast.expr]:
-    """The products of an activated projection and a projection, or of two halves of one projection."""
-    projections = {
-        name
-        for name, value in initialised(owner)
-        if any(_PROJECTION.search(last_name(call.func)) for call in calls_in(value))
-    }
-    return [product for method in methods for product in _Flow(projections).products(method.body)]
-
-
 class _Flow:
-    """Follows projections through the locals of a method, statement by statement."""
+    """Follows the projections of a class through the locals of a method, statement by statement."""
 
-    def __init__(self, projections: set[str]) -> None:
-        self.projections = projections
+    def __init__(self, owner: ast.ClassDef) -> None:
+        self.projections = {
+            name
+            for name, value in initialised(owner)
+            if any(_PROJECTION.search(last_name(call.func)) for call in calls_in(value))
+        }
         self.locals: dict[str, str] = {}
 
     def products(self, body: list[ast.stmt]) -> Iterator[ast.expr]:
+        """The products of an activated projection and a projection, or of two halves of one projection."""
         for statement in body:
             value = getattr(statement, "value", None)
             if isinstance(value, ast.expr):
@@ -170,13 +171,6 @@ def project_together(call: ast.Call, slot: str) -> None:
         call.args[:2] = [ast.Starred(together, ast.Load())]
 
 
-OP = "gated_mlp"
-WORDS = ""
-CANDIDATES = (
-    "Every class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up "
-    "projection, and an activation; or that multiplies an activated projection with a projection."
-)
-
 _REFERENCE = pattern_file(OP)
 _LONGEST = 6
 _PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
@@ -223,7 +217,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             for name, code in texts.items()
             if (" * " in code or "mul(" in code) and _ACTIVATES.search(code)
         ]
-        products = gated_products(owner, methods) if methods else []
+        products = [product for method in methods for product in _Flow(owner).products(method.body)]
         attributes = set(_OWN.findall(text))
         fused = any("gate_up" in name for name in attributes)
         if products or fused or attributes >= _PROJECTIONS:

@@ -78,7 +78,13 @@ class _Search(Method):
     def site(self) -> Site:
         """The method as a site."""
         line, _ = self.splits[0]
-        edits = [*self._calls()]
+        calls = [("split", split.value) for split, _ in self.splits]
+        calls += [("joined", join) for join in self.joins]
+        edits = []
+        for variant, call in calls:
+            assert isinstance(call, ast.Call)  # noqa: S101 - the templates say so
+            operands = ", ".join([self.receiver, *map(ast.unparse, (call.func, *call.args)), "-1"])
+            edits.append(in_place(self.view, call, f"{slot_name(OP, variant)}.call({operands})"))
         if self.copied is not None:
             guarded = self._guard(self.copied)
             if guarded is None:
@@ -94,13 +100,6 @@ class _Search(Method):
             for template in templates:
                 if isinstance(node, kind) and (match := template.match(node, self.view.scope.dotted)):
                     yield node, match
-
-    def _calls(self) -> Iterator[Edit]:
-        for variant, calls in (("split", [node.value for node, _ in self.splits]), ("joined", self.joins)):
-            for call in calls:
-                assert isinstance(call, ast.Call)  # noqa: S101 - the templates say so
-                operands = ", ".join([self.receiver, *map(ast.unparse, (call.func, *call.args)), "-1"])
-                yield in_place(self.view, call, f"{slot_name(OP, variant)}.call({operands})")
 
     def _guard(self, copied: Found) -> tuple[Edit, ...] | None:
         assert isinstance(copied.block, list)  # noqa: S101 - a block of the method

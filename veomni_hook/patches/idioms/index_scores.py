@@ -15,7 +15,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
 from veomni_hook.patches.code.tree import blocks
@@ -56,10 +55,9 @@ def find(view: ModuleView) -> Iterator[Site]:
 class _Search(Method):
     """Looks for one of the formulas in a method."""
 
-    def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
-        super().__init__(view, owner, method)
-        said = "nothing has the form of products that are weighted and added up over heads"
-        self.reason = Reason(said, Code.OTHER_FORM)
+    reason = Reason(
+        "nothing has the form of products that are weighted and added up over heads", Code.OTHER_FORM
+    )
 
     def site(self) -> Site:
         """The method as a site."""

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.tree import called_attributes, walk_ast
-from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER
+from veomni_hook.patches.code.tree import calls_in, chain, last_name
+from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER, receiver_name
 from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
@@ -37,28 +36,14 @@ _RULES = {
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for owner, forward in view.forwards():
-        if "LayerNorm" in owner.name and _looks_like_it(view, owner, forward):
-            yield forward_site(OP, view, owner, forward, _RULES)
-
-
-def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> bool:
-    """Whether ``forward``, or a method of the class that it calls, makes a class a candidate."""
-    methods = view.methods(owner)
-    functions = [forward, *(methods[name] for name in {*called_attributes(forward)} & methods.keys())]
-    return any(is_centred(function) or _calls_operator(function) for function in functions)
+        if "LayerNorm" in owner.name:
+            functions = [forward, *view.helpers(owner, forward).values()]
+            if any(is_centred(function) or _calls_operator(function) for function in functions):
+                yield forward_site(OP, view, owner, forward, _RULES)
 
 
 def _calls_operator(function: FunctionNode) -> bool:
-    return any(
-        isinstance(node, ast.Call) and _is_operator(node.func, function) for node in walk_ast(function)
-    )
-
-
-def _is_operator(callee: ast.expr, function: FunctionNode) -> bool:
-    """Whether ``callee`` is named layer_norm and is not an attribute of self, which may be any module."""
-    if isinstance(callee, ast.Name):
-        return callee.id == "layer_norm"
-    if not isinstance(callee, ast.Attribute) or callee.attr != "layer_norm":
-        return False
-    receiver = function.args.args[0].arg if function.args.args else ""
-    return not (isinstance(callee.value, ast.Name) and callee.value.id == receiver)
+    """Whether a function calls torch's layer_norm; an attribute of self may be any module."""
+    own = f"{receiver_name(function)}.layer_norm"
+    named = (call.func for call in calls_in(function) if last_name(call.func) == "layer_norm")
+    return any(chain(callee) != own for callee in named)

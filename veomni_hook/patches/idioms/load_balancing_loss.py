@@ -25,7 +25,6 @@ from veomni_hook.patches.graph import (
     Difference,
     Form,
     Match,
-    Node,
     Scope,
     Unknown,
     canonical,
@@ -41,6 +40,9 @@ from veomni_hook.patterns import pattern_file
 __all__ = ["CANDIDATES", "OP", "WORDS", "Case", "find", "forms", "spellings"]
 
 OP = "load_balancing_loss"
+WORDS = "load_balancing_loss"
+CANDIDATES = "Every function whose name contains load_balancing_loss."
+
 _IN_PLACE = "scatter_add_"
 # Whether the logits are None, whether they are a tuple, whether the mask is None.
 _CASES = ((True, False, True), (False, False, True), (False, True, True), (False, True, False))
@@ -114,10 +116,11 @@ class Case(ast.NodeTransformer):
                 if inner := getattr(statement, name, None):
                     setattr(clone, name, self.block(inner))
             return clone
-        if not any(map(_is_rewritten, walk_ast(statement))):
-            return statement
-        written: ast.stmt = self.visit(copy.deepcopy(statement))
-        return written
+        for node in walk_ast(statement):
+            if isinstance(node, ast.ListComp) or getattr(node, "attr", "") == _IN_PLACE:
+                written: ast.stmt = self.visit(copy.deepcopy(statement))
+                return written
+        return statement
 
     def outcome(self, test: ast.expr) -> bool | None:
         """The outcome of a test according to the facts; None if it is unknown."""
@@ -158,12 +161,6 @@ class Case(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
 
-def _is_rewritten(node: ast.AST) -> bool:
-    return isinstance(node, ast.ListComp) or (isinstance(node, ast.Attribute) and node.attr == _IN_PLACE)
-
-
-WORDS = "load_balancing_loss"
-CANDIDATES = "Every function whose name contains load_balancing_loss."
 _NAME = re.compile("load_balancing_loss")
 
 
@@ -220,10 +217,14 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
         return own_forms.why
     nearest = None
     for variant, spelling in spellings():
-        matches = [_matched(one, other) for one, other in zip(spelling, own_forms, strict=True)]
-        differences = [match for match in matches if isinstance(match, Difference)]
+        outcomes = [
+            match(pattern, form, dict.fromkeys(pattern.arguments, ARGUMENT))
+            for pattern, form in zip(spelling, own_forms, strict=True)
+        ]
+        differences = [outcome for outcome in outcomes if isinstance(outcome, Difference)]
         if not differences:
-            operands = {str(node.value): name for match in matches for name, node in _bindings(match).items()}
+            bindings = [outcome.bindings for outcome in outcomes if isinstance(outcome, Match)]
+            operands = {str(node.value): name for bound in bindings for name, node in bound.items()}
             parameters = parameters_as(function, operands)
             if parameters is not None and parameter_names(function) == operands.keys():
                 slot = formula_slot(OP, variant, parameters)
@@ -232,11 +233,3 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
         elif nearest is None or differences[0].depth >= nearest.depth:
             nearest = differences[0]
     return nearest.why if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS)
-
-
-def _matched(pattern: Form, form: Form) -> Match | Difference:
-    return match(pattern, form, dict.fromkeys(pattern.arguments, ARGUMENT))
-
-
-def _bindings(outcome: Match | Difference) -> Mapping[str, Node]:
-    return outcome.bindings if isinstance(outcome, Match) else {}

@@ -23,7 +23,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.statement_runs import Run, at_hand, simple_target
@@ -43,6 +42,12 @@ from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 __all__ = ["CANDIDATES", "OP", "WORDS", "ChannelSearch", "find", "is_wide"]
 
 OP = "log_decay"
+WORDS = "exp("
+CANDIDATES = (
+    "every method with a statement that calls softplus and exp; every other forward that reads self.A_log and"
+    " self.dt_bias and calls exp and one of softplus, sigmoid and log"
+)
+
 _PARAMETERS = {"A_log", "dt_bias"}
 _CALLED = {"softplus", "sigmoid", "log"}
 _NONE = constant(None)
@@ -217,12 +222,6 @@ def _source(node: Node, receiver: str) -> str:
     return source(node, receiver)
 
 
-WORDS = "exp("
-CANDIDATES = (
-    "every method with a statement that calls softplus and exp; every other forward that reads self.A_log and"
-    " self.dt_bias and calls exp and one of softplus, sigmoid and log"
-)
-
 _ALONE, _BOTH = "softplus", "softplus_and_sigmoid"
 _OPERANDS = ("a", "log_rate", "bias")
 
@@ -240,15 +239,14 @@ def find(view: ModuleView) -> Iterator[Site]:
 class _Search(Method):
     """Looks for decays in one method."""
 
-    def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
-        super().__init__(view, owner, method)
-        self.reason = Reason("")
+    reason = Reason("")
 
     def sites(self) -> Iterator[Site]:
         """The statements that look like a decay."""
         for block in blocks(self.method):
             for index, statement in enumerate(block):
-                if simple_target(statement) is not None and _is_candidate(statement):
+                called = {last_name(call.func) for call in calls_in(statement)}
+                if simple_target(statement) is not None and called >= {"softplus", "exp"}:
                     yield self.site(block, index)
 
     def site(self, block: list[ast.stmt], index: int) -> Site:
@@ -329,8 +327,3 @@ def _of_heads(node: Node) -> dict[str, Node] | None:
     ):
         return None
     return {"a": z.args[0].args[0], "log_rate": rate.args[0], "bias": z.args[1]}
-
-
-def _is_candidate(statement: ast.stmt) -> bool:
-    """Whether it calls softplus and exp."""
-    return {last_name(call.func) for call in calls_in(statement)} >= {"softplus", "exp"}

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.template import Found, Mismatch, Template, branches
 from veomni_hook.patches.code.tree import contains, walk_ast
 from veomni_hook.patches.routes.guards import ask, before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot
+from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
@@ -101,23 +100,21 @@ OPERANDS = (
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward with such a loop, also in classes that are defined under a condition."""
     for owner in _classes(view.document.tree.body):
-        forward = next((one for one in owner.body if _is_forward(one)), None)
+        forward = view.methods(owner).get("forward")
         if not isinstance(forward, ast.FunctionDef) or not _adds_products(forward):
             continue
-        site = Site(OP, f"{owner.name}.forward", Status.MISSED, lineno=forward.lineno)
+        target = f"{owner.name}.forward"
         try:
-            yield _routed(view, forward, _read(forward), site)
+            match = _read(forward)
         except Missed as missed:
-            yield replace(site, reason=missed.reason)
-
-
-def _routed(view: ModuleView, forward: FunctionNode, match: Found, site: Site) -> Site:
-    slot = formula_slot(OP, _VARIANT)
-    others = [match[rest].lstrip("*") for rest in ("ARGS", "KWARGS") if match[rest]]
-    tests = [f"not ({' or '.join(others)})"] if others else []
-    code = ask(forward, slot.name, "self", [operand.format_map(match) for operand in OPERANDS], tests)
-    edits = before_statement(view, forward, match.first, code, f"{OP}/{_VARIANT}")
-    return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
+            yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=forward.lineno)
+            continue
+        others = [match[rest].lstrip("*") for rest in ("ARGS", "KWARGS") if match[rest]]
+        tests = [f"not ({' or '.join(others)})"] if others else []
+        operands = [operand.format_map(match) for operand in OPERANDS]
+        code = ask(forward, slot_name(OP, _VARIANT), "self", operands, tests)
+        edits = before_statement(view, forward, match.first, code, f"{OP}/{_VARIANT}")
+        yield Site.asking(OP, target, _VARIANT, forward, edits)
 
 
 def _classes(body: list[ast.stmt]) -> Iterator[ast.ClassDef]:
@@ -126,10 +123,6 @@ def _classes(body: list[ast.stmt]) -> Iterator[ast.ClassDef]:
             yield node
         elif isinstance(node, ast.If):
             yield from _classes([*node.body, *node.orelse])
-
-
-def _is_forward(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name == "forward"
 
 
 def _adds_products(forward: FunctionNode) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -18,12 +18,11 @@ from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
-__all__ = ["Called", "Created", "called_by_relatives", "created_by", "own_calls", "sites_of_calls"]
+__all__ = ["Created", "created_by", "own_calls", "sites_of_calls"]
 
 #: Attributes of a class, with the calls in ``__init__`` that create their modules.
 Created = dict[str, list[ast.Call]]
-#: By class, the attributes that its methods call.
-Called = Mapping[str, set[str]]
+
 
 # Between what is called and its arguments.
 _OPENING = re.compile(r"\s*\(")
@@ -36,18 +35,13 @@ def created_by(view: ModuleView, owner: ast.ClassDef, wanted: Callable[[ast.Call
     """
     created: Created = {}
     for attribute, value in initialised_by(view, owner):
-        for branch in _branches(value):
-            if isinstance(branch, ast.Call) and wanted(branch):
+        branches = [value]
+        for branch in branches:  # the list grows during the loop
+            if isinstance(branch, ast.IfExp):
+                branches += [branch.body, branch.orelse]
+            elif isinstance(branch, ast.Call) and wanted(branch):
                 created.setdefault(attribute, []).append(branch)
     return created
-
-
-def _branches(value: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(value, ast.IfExp):
-        yield from _branches(value.body)
-        yield from _branches(value.orelse)
-    else:
-        yield value
 
 
 def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
@@ -57,26 +51,12 @@ def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
             yield attribute, call
 
 
-def called_by_relatives(view: ModuleView, owner: ast.ClassDef, called: Called) -> set[str]:
-    """What methods of a class, of its bases and of classes that inherit from it call."""
-    lineages = {
-        name: list(view.scope.ancestors(class_)) for name, class_ in view.classes.items() if called[name]
-    }
-    above = list(view.scope.ancestors(owner))
-    return {
-        attribute
-        for name, lineage in lineages.items()
-        if owner in lineage or view.classes[name] in above
-        for attribute in called[name]
-    }
-
-
 def sites_of_calls(
     view: ModuleView,
     formula: tuple[str, str],
     noun: str,
     created: Mapping[str, Created],
-    others: Callable[[ast.ClassDef, Called], Iterator[tuple[str, int]]],
+    uses: Callable[[ast.ClassDef, FunctionNode], Iterator[tuple[ast.expr, str]]],
     difference: Callable[[ast.Call], str] = lambda _: "",
 ) -> Iterator[Site]:
     """A site for each method that calls modules of its class, and one for each ``__init__`` with other uses.
@@ -86,7 +66,8 @@ def sites_of_calls(
         formula: op and variant.
         noun: what is called, for reasons and captures.
         created: by class, the attributes with what creates their modules.
-        others: why no call shows of what a class's ``__init__`` creates, and the line.
+        uses: the classes of such modules in a class's ``__init__``, in text order; each with why no call of
+            its module is seen, unless ``created`` has it.
         difference: why a module that a call creates is not the op's; empty if it is.
     """
     called: dict[str, set[str]] = {name: set() for name in created}
@@ -104,11 +85,36 @@ def sites_of_calls(
                 ]
                 yield _site(f"{owner.name}.{name}", calls, asked, formula, noun)
     for owner in view.classes.values():
-        uses = list(others(owner, called))
-        if uses:
-            told = (Reason(words, Code.UNKNOWN_MODULE, lineno) for words, lineno in uses)
-            reason = Reason.joined(dict.fromkeys(told))
-            yield Site(formula[0], f"{owner.name}.__init__", Status.MISSED, reason=reason, lineno=uses[0][1])
+        init = view.methods(owner).get("__init__")
+        used = [*uses(owner, init)] if init is not None else []
+        if used and (reasons := [*_unseen(view, owner, created[owner.name], called, used)]):
+            reason = Reason.joined(dict.fromkeys(reasons))
+            target, lineno = f"{owner.name}.__init__", reasons[0].line
+            yield Site(formula[0], target, Status.MISSED, reason=reason, lineno=lineno)
+
+
+def _unseen(
+    view: ModuleView,
+    owner: ast.ClassDef,
+    created: Created,
+    called: Mapping[str, set[str]],
+    used: Iterable[tuple[ast.expr, str]],
+) -> Iterator[Reason]:
+    """Why no calls are seen of modules whose classes ``__init__`` uses.
+
+    Calls by methods of the class, of its bases and of classes that inherit from it are seen.
+    """
+    attributes = {id(call.func): name for name, calls in created.items() for call in calls}
+    above = list(view.scope.ancestors(owner))
+    seen: set[str] = set()
+    for name, class_ in view.classes.items():
+        if class_ in above or owner in view.scope.ancestors(class_):
+            seen |= called[name]
+    for node, why in used:
+        attribute = attributes.get(id(node), "")
+        if attribute not in seen:
+            own = f"{owner.name} does not call self.{attribute} itself"
+            yield Reason(own if attribute else why, Code.UNKNOWN_MODULE, node.lineno)
 
 
 def _site(

@@ -57,6 +57,7 @@ _CLASS = re.compile(r"Router|Gate|Gating")
 _REFERENCE = pattern_file(OP)
 # The position of the dimension in these operations' arguments.
 _DIM = {"softmax": 1, "topk": 2, "gather": 1, "sum": 1}
+_RESHAPES = ("reshape", "expand", "unsqueeze", "unflatten", "index")
 _SAME_RANK = ("linear", "cast", "mul", "div", "softmax", "sigmoid", "tanh")
 _PARTS = ("values", "indices")
 _LOGITS, _NORMALISE, _EPSILON = (
@@ -146,7 +147,9 @@ def _patterns() -> tuple[_Pattern, ...]:
             node = _without(one.node, "add", _EPSILON)
             made.append(_Pattern(variant, node, (*one.fixed, ("epsilon", 0.0))))
         # Without the division there is no epsilon: the version that says so has all operands.
-        found += [one for one in made if {*arguments} <= {*dict(one.fixed), *_arguments(one.node)}]
+        for one in made:
+            operands = {str(inner.value) for inner in walk(one.node) if inner.op == "argument"}
+            found += [one] if {*arguments} <= {*dict(one.fixed), *operands} else []
     uncast = [replace(one, node=_without(one.node, "cast", FLOAT32, _LOGITS), uncast=True) for one in found]
     return (*found, *(one for one in uncast if all(one.node != other.node for other in found)))
 
@@ -154,10 +157,6 @@ def _patterns() -> tuple[_Pattern, ...]:
 def _form(variant: str) -> Form:
     function, layout = ("scored", variant) if variant in layouts(OP) else (variant, "")
     return reference_form(_REFERENCE, function, layout)
-
-
-def _arguments(node: Node) -> list[str]:
-    return [str(inner.value) for inner in walk(node) if inner.op == "argument"]
 
 
 def _without(node: Node, op: str, second: Node, first: Node | None = None) -> Node:
@@ -194,8 +193,10 @@ def _flat(node: Node, *, prove: bool = True) -> Node:
 def _spelled(node: Node, *, prove: bool) -> Node:
     args = list(node.args)
     place = _DIM.get(node.op)
-    if place is not None and args[place] == constant(1) and not (prove and _reshaped(args[0])):
-        args[place] = constant(-1)
+    if place is not None and args[place] == constant(1):
+        # If the tensor has more dimensions, dimension 1 is not the last one.
+        if not prove or all(inner.op not in _RESHAPES for inner in walk(args[0])):
+            args[place] = constant(-1)
     if node.op == "softmax":
         if args[2] == dtype_of(args[0]):
             args[2] = constant(None)
@@ -215,17 +216,6 @@ def _is_matrix(node: Node) -> bool:
     if node.op == "call":
         return len(node.args) == 2 and _is_matrix(node.args[1])
     return node.op in _SAME_RANK and _is_matrix(node.args[0])
-
-
-def _is_by_number(node: Node) -> bool:
-    """Whether an operation uses dimension 1, which is the last one of a matrix."""
-    place = _DIM.get(node.op)
-    return place is not None and node.args[place] == constant(1)
-
-
-def _reshaped(node: Node) -> bool:
-    # If the tensor has more dimensions, dimension 1 is not the last one.
-    return any(inner.op in ("reshape", "expand", "unsqueeze", "unflatten", "index") for inner in walk(node))
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -290,9 +280,13 @@ class _Search(Method):
                     for pattern, bindings in self.matches(pair, whole=whole):
                         rest = _rest(run, weight_name, inner) if inner is not weights else None
                         raw = (form.result.args[names.index(name)] for name in (weight_name, index_name))
-                        by_number = any(map(_is_by_number, walk(*raw)))
+                        # Dimension 1 is the last one of a matrix.
+                        flat = any(
+                            inner.op in _DIM and inner.args[_DIM[inner.op]] == constant(1)
+                            for inner in walk(*raw)
+                        )
                         known = _Routing(run, pattern, weight_name, index_name, bindings, pair, form.inlined)
-                        yield replace(known, rest=rest, flat=by_number)
+                        yield replace(known, rest=rest, flat=flat)
 
     def matches(self, pair: Node, *, whole: bool) -> Iterator[tuple[_Pattern, Mapping[str, Node]]]:
         """The formulas that match weights and indices; of all code before, the logits' dtype is known."""

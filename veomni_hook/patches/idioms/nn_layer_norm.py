@@ -12,29 +12,14 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache, partial
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.tree import child_nodes, last_name, module_statements, walk_ast
-from veomni_hook.patches.idioms.module_calls import (
-    Called,
-    Created,
-    called_by_relatives,
-    created_by,
-    sites_of_calls,
-)
+from veomni_hook.patches.idioms.module_calls import Created, created_by, sites_of_calls
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
-__all__ = [
-    "CANDIDATES",
-    "NORM",
-    "OP",
-    "VARIANT",
-    "WORDS",
-    "collections_of_norms",
-    "find",
-    "norms_by_class",
-    "other_uses",
-]
+__all__ = ["CANDIDATES", "NORM", "OP", "VARIANT", "WORDS", "find", "norms_by_class"]
 
 OP = "nn_layer_norm"
 VARIANT = "rounded_once"
@@ -49,8 +34,8 @@ CANDIDATES = (
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    others = partial(other_uses, view, collections_of_norms(view))
-    yield from sites_of_calls(view, (OP, VARIANT), "norm", norms_by_class(view), others)
+    uses = partial(_uses, view, _collections_of_norms(view))
+    yield from sites_of_calls(view, (OP, VARIANT), "norm", norms_by_class(view), uses)
 
 
 NORM = "torch.nn.LayerNorm"
@@ -62,46 +47,29 @@ def norms_by_class(view: ModuleView) -> dict[str, Created]:
 
     An inherited ``__init__`` counts. In a conditional expression, one branch suffices.
     """
-    return {name: _norms_of(view, owner) for name, owner in view.classes.items()}
+    norms: dict[str, Created] = {}
+    for name, owner in view.classes.items():
+        mentioned = "__init__" not in view.methods(owner) or "LayerNorm" in view.text(owner)
+        norms[name] = created_by(view, owner, lambda call: _is_norm(view, call.func)) if mentioned else {}
+    return norms
 
 
-def _norms_of(view: ModuleView, owner: ast.ClassDef) -> Created:
-    if "__init__" in view.methods(owner) and "LayerNorm" not in view.text(owner):
-        return {}
-    return created_by(view, owner, lambda call: _is_norm(view, call.func))
-
-
-def other_uses(
-    view: ModuleView, collections: frozenset[str], owner: ast.ClassDef, called: Called
-) -> Iterator[tuple[str, int]]:
-    """Why calls of a LayerNorm that the class's own ``__init__`` uses are not seen, and the line.
-
-    Args:
-        view: the module.
-        collections: what `collections_of_norms` returned.
-        owner: the class.
-        called: by class, the attributes that its methods call.
-    """
-    init = view.methods(owner).get("__init__")
-    text = view.text(owner)
-    if init is None or not ("LayerNorm" in text or any(name in text for name in collections)):
+def _uses(
+    view: ModuleView, collections: frozenset[str], _: ast.ClassDef, init: FunctionNode
+) -> Iterator[tuple[ast.expr, str]]:
+    """Where ``__init__`` uses LayerNorm, or one of the collections that hold it."""
+    text = view.text(init)
+    if not any(name in text for name in ("LayerNorm", *collections)):
         return
     hidden = local_names(init)
-    known = {
-        id(call.func): name for name, calls in norms_by_class(view)[owner.name].items() for call in calls
-    }
-    for node in _used(init):
-        name = last_name(node)
-        if (attribute := known.get(id(node))) is not None:
-            if attribute not in called_by_relatives(view, owner, called):
-                yield f"{owner.name} does not call self.{attribute} itself", node.lineno
-        elif isinstance(node, ast.Name) and name in collections - hidden:
-            yield f"{name} chooses the norm's class", node.lineno
+    for node in _names(init):
+        if isinstance(node, ast.Name) and node.id in collections - hidden:
+            yield node, f"{node.id} chooses the norm's class"
         elif _is_norm(view, node):
-            yield "LayerNorm is part of another expression here", node.lineno
+            yield node, "LayerNorm is part of another expression here"
 
 
-def collections_of_norms(view: ModuleView) -> frozenset[str]:
+def _collections_of_norms(view: ModuleView) -> frozenset[str]:
     """The names that the module assigns a dictionary or another collection with LayerNorm in it."""
     names: set[str] = set()
     for statement in module_statements(view.document.tree):
@@ -116,7 +84,7 @@ def _is_norm(view: ModuleView, node: ast.AST) -> bool:
     return isinstance(node, ast.expr) and last_name(node) == "LayerNorm" and view.scope.dotted(node) == NORM
 
 
-def _used(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+def _names(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
     """Names and attributes in text order, without annotations and checks of a type."""
     if isinstance(node, (ast.Name, ast.Attribute)):
         yield node
@@ -125,4 +93,4 @@ def _used(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
         return
     for child in child_nodes(node):
         if not isinstance(node, (ast.arg, ast.AnnAssign)) or child is getattr(node, "value", None):
-            yield from _used(child)
+            yield from _names(child)

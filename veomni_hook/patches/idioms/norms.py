@@ -8,8 +8,9 @@ it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
+from itertools import takewhile
 
 from veomni_hook.patches.code.document import FunctionNode, statements_of
 from veomni_hook.patches.code.scope import bound_names, used_names
@@ -30,7 +31,7 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.routes.guards import ask, before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status, formula_slot, slot_name
+from veomni_hook.patches.site import Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["PARAMETER", "forward_site", "is_centred"]
@@ -53,44 +54,39 @@ def forward_site(
     op: str, view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, rules: Mapping[str, Rule]
 ) -> Site:
     """The site of a class's ``forward``, routed if it is a formula of ``op``; ``rules`` are its operands'."""
-    site = partial(Site, op, f"{owner.name}.forward", lineno=forward.lineno)
-    checks, body = _after_checks(forward)
-    form = canonical(forward, view.scope, owner, body=body if checks else None)
+    target = f"{owner.name}.forward"
+    missed = partial(Site, op, target, Status.MISSED, lineno=forward.lineno)
+    body = statements_of(forward)
+    checks = len([*takewhile(_only_raises, body[:-1])])
+    form = canonical(forward, view.scope, owner, body=body[checks:] if checks else None)
     if isinstance(form, Unknown):
-        return site(Status.MISSED, reason=form.why)
+        return missed(reason=form.why)
     routes = _routes(op, form, rules)
     if isinstance(routes, Difference):
-        return site(Status.MISSED, reason=routes.why, form=digest(form))
+        return missed(reason=routes.why, form=digest(form))
     variants = list(dict.fromkeys(variant for variant, _, _ in routes))
     code = "\n".join(
         ask(forward, slot_name(op, variant), form.receiver, list(operands.values()), tests)
         for variant, operands, tests in routes
     )
     comment = f"{op}/{'|'.join(variants)}"
-    return site(
-        Status.ROUTED,
-        variant="|".join(variants),
-        form=digest(form),
-        captures={name: text for _, operands, _ in routes for name, text in operands.items()},
-        edits=before_statement(view, forward, body[0], code, comment)
+    return Site.asking(
+        op,
+        target,
+        variants,
+        forward,
+        before_statement(view, forward, body[checks], code, comment)
         if checks
         else before_body(view, forward, code, comment),
-        slots=tuple(formula_slot(op, variant) for variant in variants),
+        form=digest(form),
+        captures={name: text for _, operands, _ in routes for name, text in operands.items()},
         relies_on=form.inlined,
-        skips={f"{owner.name}.forward": form.inlined} if form.inlined else {},
+        skips={target: form.inlined} if form.inlined else {},
     )
 
 
-def _after_checks(forward: FunctionNode) -> tuple[bool, Sequence[ast.stmt]]:
-    """The body without initial checks that only raise, and whether there are any."""
-    body = statements_of(forward)
-    count = 0
-    while count < len(body) - 1 and _only_raises(body[count]):
-        count += 1
-    return bool(count), body[count:]
-
-
 def _only_raises(statement: ast.stmt) -> bool:
+    """Whether a statement is a check."""
     if isinstance(statement, ast.If):
         return not statement.orelse and all(isinstance(inner, ast.Raise) for inner in statement.body)
     return isinstance(statement, ast.Assert)
@@ -109,13 +105,12 @@ def _routes(op: str, form: Form, rules: Mapping[str, Rule]) -> list[_Route] | Di
             return route
         if not all(has_source(test) for test, _ in leaf.tests):
             return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
-        said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
-        routes.append((*route[:2], [text if outcome else _negated(text) for text, outcome in said]))
+        tests = []
+        for test, outcome in leaf.tests:
+            text = source(test, form.receiver)
+            tests.append(text if outcome else f"not ({text})" if " " in text else f"not {text}")
+        routes.append((*route[:2], tests))
     return routes
-
-
-def _negated(test: str) -> str:
-    return f"not ({test})" if " " in test else f"not {test}"
 
 
 def _route(op: str, form: Form, rules: Mapping[str, Rule]) -> _Route | Difference:

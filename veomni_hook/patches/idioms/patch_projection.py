@@ -10,31 +10,17 @@ that nothing observes its calls; else it calls the object.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name
-from veomni_hook.patches.idioms.module_calls import (
-    Called,
-    Created,
-    called_by_relatives,
-    created_by,
-    sites_of_calls,
-)
+from veomni_hook.patches.idioms.module_calls import created_by, sites_of_calls
 from veomni_hook.patches.reasons import Code, Reason
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
-__all__ = [
-    "CANDIDATES",
-    "OP",
-    "VARIANT",
-    "WORDS",
-    "convolutions_by_class",
-    "difference",
-    "find",
-    "other_uses",
-]
+__all__ = ["CANDIDATES", "OP", "VARIANT", "WORDS", "difference", "find"]
 
 OP = "patch_projection"
 VARIANT = "disjoint_blocks"
@@ -50,9 +36,12 @@ CANDIDATES = (
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    created = convolutions_by_class(view)
-    others = partial(other_uses, view, created)
-    yield from sites_of_calls(view, (OP, VARIANT), "convolution", created, others, difference)
+    created = {
+        name: created_by(view, owner, partial(_is_candidate, view, owner))
+        for name, owner in view.classes.items()
+    }
+    uses = partial(_uses, view)
+    yield from sites_of_calls(view, (OP, VARIANT), "convolution", created, uses, difference)
 
 
 _NAMES = frozenset({"Conv1d", "Conv2d", "Conv3d"})
@@ -66,37 +55,11 @@ _DEFAULTS = {
 }
 
 
-def convolutions_by_class(view: ModuleView) -> dict[str, Created]:
-    """The attributes of each class to which ``__init__`` assigns a candidate."""
-    return {
-        name: created_by(view, owner, lambda call, owner=owner: _is_candidate(view, owner, call))  # type: ignore[misc]
-        for name, owner in view.classes.items()
-    }
-
-
-def other_uses(
-    view: ModuleView, created: Mapping[str, Created], owner: ast.ClassDef, called: Called
-) -> Iterator[tuple[str, int]]:
-    """Why calls of a candidate that the class's own ``__init__`` creates are not seen, and the line.
-
-    Args:
-        view: the module.
-        created: what `convolutions_by_class` returned.
-        owner: the class.
-        called: by class, the attributes that its methods call.
-    """
-    init = view.methods(owner).get("__init__")
-    if init is None or "Conv" not in view.text(init):
-        return
-    known = {id(call): name for name, calls in created[owner.name].items() for call in calls}
-    for call in in_text_order(
-        candidate for candidate in calls_in(init) if _is_candidate(view, owner, candidate)
-    ):
-        attribute = known.get(id(call))
-        if attribute is None:
-            yield difference(call) or "the convolution is part of another expression here", call.lineno
-        elif attribute not in called_by_relatives(view, owner, called):
-            yield f"{owner.name} does not call self.{attribute} itself", call.lineno
+def _uses(view: ModuleView, owner: ast.ClassDef, init: FunctionNode) -> Iterator[tuple[ast.expr, str]]:
+    """Where ``__init__`` creates a candidate."""
+    if "Conv" in view.text(init):
+        for call in in_text_order(call for call in calls_in(init) if _is_candidate(view, owner, call)):
+            yield call.func, difference(call) or "the convolution is part of another expression here"
 
 
 def _is_candidate(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> bool:

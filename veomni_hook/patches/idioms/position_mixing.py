@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import assigned, calls_in, chain, last_name, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import (
+    assigned,
+    calls_in,
+    chain,
+    last_name,
+    methods_of,
+    own_attribute,
+    walk_ast,
+)
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = [
@@ -72,8 +80,8 @@ def mixing(view: ModuleView) -> list[Mixing]:
         Mixing(name, ()) for owner in view.classes.values() for name in _with_states(view.methods(owner))
     ]
     for owner in view.classes.values():
-        calls = [(name, call) for name, method in view.methods(owner).items() for call in _calls(method)]
-        if calls:
+        calls = [(name, call) for name, method in view.methods(owner).items() for call in calls_in(method)]
+        if any(NAMES.search(last_name(call.func)) for _, call in calls):
             computing = ((name, call) for name, call in calls if _COMPUTES.search(last_name(call.func)))
             mixers.append(Mixing(owner.name, tuple(computing)))
     return mixers
@@ -102,11 +110,7 @@ def hands_to_layers(method: FunctionNode, argument: str) -> bool:
 
 def drops(owner: ast.ClassDef, forward: FunctionNode, models: set[str]) -> bool:
     """Whether a forward calls one of these models without the arguments that have no name in it."""
-    inits = [
-        member for member in owner.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"
-    ]
-    attributes = held(inits[-1], models) if inits else set()
-    calls = _calls_of(forward, attributes)
+    calls = _calls_of(forward, held(methods_of(owner).get("__init__"), models))
     return forward.args.kwarg is not None and not all(_hands(call, forward, "") for call in calls)
 
 
@@ -143,10 +147,6 @@ def makers(view: ModuleView, classes: set[str]) -> set[str]:
     assignments = (node for node in view.document.tree.body if isinstance(node, ast.Assign))
     holding = (node for node in assignments if _mentions(node.value, classes))
     return classes | {name.id for node in holding for name in node.targets if isinstance(name, ast.Name)}
-
-
-def _calls(method: FunctionNode) -> Iterator[ast.Call]:
-    return (call for call in calls_in(method) if NAMES.search(last_name(call.func)))
 
 
 def _given(call: ast.Call) -> tuple[str, str] | None:

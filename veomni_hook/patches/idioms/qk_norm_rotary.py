@@ -28,9 +28,16 @@ from veomni_hook.patches.idioms.rotary import find as find_rotations
 from veomni_hook.patches.interpreter.walk import bound
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
-from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot, skipped_at_calls
+from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls, slot_name
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "TurnedNorms", "find"]
+
+OP = "qk_norm_rotary"
+WORDS = "apply RMSNorm | apply mean("
+CANDIDATES = (
+    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
+    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
+)
 
 HEADS_FIRST = Template("X.transpose(1, 2)")
 
@@ -172,32 +179,16 @@ def _tensor(function: FunctionNode, node: ast.expr) -> str:
     return name if name in local_names(function) - {function.args.args[0].arg} else ""
 
 
-OP = "qk_norm_rotary"
-WORDS = "apply RMSNorm | apply mean("
-CANDIDATES = (
-    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
-    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
-)
-
 NORMED = Template("SELF.NORM(X)")
 _ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"self(\.\w+)")
 
 
 @cache
-def _norms() -> tuple[str, ...]:
-    """The variants of rms_norm that this op's variants begin with."""
-    starts = variant_names(OP)
-    return tuple(
-        name for name in variant_names("rms_norm") if any(one.startswith(f"{name}_") for one in starts)
-    )
-
-
-@cache
-def _rotations() -> tuple[str, ...]:
-    """The variants of rotary that this op's variants end with."""
-    ends = variant_names(OP)
-    return tuple(name for name in variant_names("rotary") if any(one.endswith(f"_{name}") for one in ends))
+def _fused(op: str) -> tuple[str, ...]:
+    """The variants of rms_norm or rotary of which this op's variants consist: ``<norm>_<rotation>``."""
+    both = [f"_{variant}_" for variant in variant_names(OP)]
+    return tuple(name for name in variant_names(op) if any(f"_{name}_" in variant for variant in both))
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -251,8 +242,8 @@ class _Search(Method):
         """The site of a call of a rotary function, or why there is none."""
         functions = (site for site in self.view.sites(find_rotations) if site.counted)
         turn = next((site for site in functions if site.target == name), None)
-        if turn is None or turn.variant not in _rotations():
-            said = f"{name} is not one of {', '.join(_rotations())}"
+        if turn is None or turn.variant not in _fused("rotary"):
+            said = f"{name} is not one of {', '.join(_fused('rotary'))}"
             return Reason(said, Code.NO_FUSED_FORM)
         operands = self.operands(call, turn)
         if operands is None or operands["unsqueeze_dim"] != "1":
@@ -283,14 +274,14 @@ class _Search(Method):
         attributes = [self.norm(node) for node in turned.norms]
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
-        if norm is not other or norm.variant not in _norms() or weight is None or eps is None:
+        if norm is not other or norm.variant not in _fused("rms_norm") or weight is None or eps is None:
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
-            said = f"the norms do not share one class that computes one of {', '.join(_norms())}{why}"
+            known = ", ".join(_fused("rms_norm"))
+            said = f"the norms do not share one class that computes one of {known}{why}"
             return Reason(said, Code.NO_FUSED_FORM)
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
         variant = f"{norm.variant}_{turn.variant}"
-        slot = formula_slot(OP, variant)
         norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
         asked = [self.receiver, turned.tensor, *norms, norm.target.partition(".")[0], turn.target]
         asked.append(turned.tables(inputs["cos"], inputs["sin"]))
@@ -300,19 +291,18 @@ class _Search(Method):
         fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
         comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
         answer = turned.without_norms(call, fused)
-        edits = guard(self.view, turned.run, slot.name, asked, answer, comment, tests=tests, returns=False)
+        slot = slot_name(OP, variant)
+        edits = guard(self.view, turned.run, slot, asked, answer, comment, tests=tests, returns=False)
         if edits is None:
             return Reason("a statement does not begin its own line", Code.NO_ROOM)
-        return Site(
+        return Site.asking(
             OP,
             self.target,
-            Status.ROUTED,
             variant,
+            self.method,
+            edits,
             form=digest(Node("tuple", (constant(norm.form), constant(turn.form)))),
             captures={"q_norm": norms[0], "k_norm": norms[1], "rotary": turn.target},
-            edits=edits,
-            slots=(slot,),
             relies_on=(norm.target, *norm.relies_on, turn.target),
             skips={self.target: (*skipped_at_calls(norm), *skipped_at_calls(turn))},
-            lineno=self.method.lineno,
         )

@@ -53,12 +53,12 @@ def asked(optional: Collection[str], source: str | None = None) -> tuple[ModuleT
 
 
 def _imported(names: Iterable[str], source: str | None) -> tuple[ModuleType, ...]:
-    def may_find(words: str) -> bool:
-        alternatives = (one.split() for one in words.split("|"))
-        return source is None or any(all(word in source for word in one) for one in alternatives)
-
-    wanted = (name for name in names if may_find(IDIOMS[name]))
-    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in wanted)
+    modules = []
+    for name in names:
+        alternatives = [words.split() for words in IDIOMS[name].split("|")]
+        if source is None or any(all(word in source for word in words) for words in alternatives):
+            modules.append(import_module(f"veomni_hook.patches.idioms.{name}"))
+    return tuple(modules)
 
 
 def recognise(document: Document, *, optional: Collection[str] = ()) -> list[Site]:

@@ -47,9 +47,6 @@ def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode)
     text = view.text(owner)
     if "mean(" not in text or not ("rsqrt(" in text or "pow(" in text):
         return False
-    methods = view.methods(owner)
-    functions = {"forward": forward}
-    functions.update((name, methods[name]) for name in called_attributes(forward) if name in methods)
-    names = {name for function in functions.values() for name in called_attributes(function)}
-    centred = any(is_centred(function) for function in functions.values())
-    return "mean" in names and not names.isdisjoint(("rsqrt", "pow")) and not centred
+    functions = [forward, *view.helpers(owner, forward).values()]
+    names = {name for function in functions for name in called_attributes(function)}
+    return "mean" in names and not names.isdisjoint(("rsqrt", "pow")) and not any(map(is_centred, functions))

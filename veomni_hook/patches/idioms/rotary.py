@@ -69,7 +69,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     functions = [d for d in found if d.parents == (view.document.tree,)]
     known = {d.qualname: _known(view, d) for d in found}
     calls = Calls(view.document, [d.qualname for d in functions], notes=_NOTES)
-    slots = _Slots()
+    slots: dict[str, SlotSpec] = {}
     for definition in found:
         formula = known[definition.qualname]
         if isinstance(formula, Site):
@@ -79,23 +79,18 @@ def find(view: ModuleView) -> Iterator[Site]:
         else:
             called = calls.sites(definition.qualname)
             yield _function(definition, formula, called, known)
-            slot = slots.named(definition.qualname, formula)
+            slot = _slot(slots, definition.qualname, formula)
             yield from (_call(view, definition, formula, slot, site) for site in called)
 
 
-class _Slots:
-    """The slots of a module; functions with the same formula but other parameters get separate slots."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, SlotSpec] = {}
-
-    def named(self, function: str, known: _Known) -> SlotSpec:
-        wanted = slot_name(OP, known.variant)
-        for name in (wanted, f"{wanted}_{function}"):
-            spec = SlotSpec(name, OP, known.variant, known.parameters)
-            if self._by_name.setdefault(name, spec) == spec:
-                break
-        return spec
+def _slot(slots: dict[str, SlotSpec], function: str, known: _Known) -> SlotSpec:
+    """A function's slot, which ``slots`` of its module gets; one for each formula with other parameters."""
+    wanted = slot_name(OP, known.variant)
+    for name in (wanted, f"{wanted}_{function}"):
+        spec = SlotSpec(name, OP, known.variant, known.parameters)
+        if slots.setdefault(name, spec) == spec:
+            break
+    return spec
 
 
 def _function(

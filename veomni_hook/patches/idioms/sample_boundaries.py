@@ -51,8 +51,12 @@ def find(view: ModuleView) -> Iterator[Site]:
     if not (classes := [*mixing(view), *pooled_windows.pooling(view)]):
         return
     routed = _routed(view)
-    apart = [class_ for class_ in classes if _is_routed(class_, routed)]
-    others = [class_ for class_ in classes if class_ not in apart]
+    apart: list[Mixing] = []
+    others: list[Mixing] = []
+    for mixer in classes:
+        called = [(f"{mixer.name}.{method}", last_name(call.func)) for method, call in mixer.calls]
+        is_routed = bool(called) and all(name in routed.get(target, ()) for target, name in called)
+        (apart if is_routed else others).append(mixer)
     forwards = [
         forward for forward in view.forwards() if parameter_names(forward[1]).intersection(names("token ids"))
     ]
@@ -73,11 +77,6 @@ def _routed(view: ModuleView) -> dict[str, set[str]]:
         if site.status is Status.ROUTED:
             by_method.setdefault(site.target, set()).update(site.captures["function"].split(", "))
     return by_method
-
-
-def _is_routed(mixer: Mixing, routed: dict[str, set[str]]) -> bool:
-    called = [(f"{mixer.name}.{method}", last_name(call.func)) for method, call in mixer.calls]
-    return bool(called) and all(name in routed.get(target, ()) for target, name in called)
 
 
 def _site(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -40,6 +40,11 @@ __all__ = [
     "refusals",
     "speakers_file",
 ]
+
+OP = "speech"
+WORDS = ""
+SETTING = "speech"
+CANDIDATES = "every class whose __init__ assigns has_talker, or that defines enable_talker"
 
 #: The attribute that says whether a model has the parts.
 BUILT = "has_talker"
@@ -186,14 +191,10 @@ def _made(view: ModuleView, value: ast.expr) -> str:
     return match["KIND"] if match and match["KIND"] in view.classes else ""
 
 
-OP = "speech"
-WORDS = ""
-SETTING = "speech"
-CANDIDATES = "every class whose __init__ assigns has_talker, or that defines enable_talker"
-
 _VARIANT = "left_out"
 _IMPORT = ("veomni_hook.multimodal", "speech as veomni_speech")
 _COMMENT = "without speech"
+_REFUSE = "veomni_speech.refuse(type(self))"
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -220,7 +221,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[Site]:
     """The sites in other methods."""
-    site = partial(Site, OP, status=Status.ROUTED, variant=_VARIANT, counted=False, lineno=owner.lineno)
+    site = partial(Site.calling, OP, variant=_VARIANT, line=owner, used=_IMPORT, counted=False)
     name, kind = speech.rest
     if not has_forward(view, owner.name):
         code = (
@@ -228,17 +229,21 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
             "def forward(self, *args, **kwargs):\n"
             f"    return self.{name}(*args, **kwargs)"
         )
-        yield site(target=f"{owner.name}.forward", edits=_method(view, owner, code), imports=(_IMPORT,))
+        yield site(target=f"{owner.name}.forward", edits=_method(view, owner, code))
     for method in view.methods(owner).values():
-        edits = [edit for statement in refusals(method) for edit in _refused(view, method, statement)]
+        edits = [
+            edit
+            for statement in refusals(method)
+            for edit in before_statement(view, method, statement, _REFUSE, _COMMENT)
+        ]
         if edits:
             target = f"{owner.name}.{method.name}"
             if (options := mode_in(method)) is not None:
                 code = f"veomni_speech.text_by_default(self, {options})"
                 edits += before_body(view, method, code, _COMMENT)
-            yield site(target=target, edits=tuple(edits), imports=(_IMPORT,))
+            yield site(target=target, edits=edits)
             if read_early := tuple(_read_early(view, method, speech)):
-                yield site(target=target, edits=read_early)
+                yield replace(site(target=target, edits=read_early), imports=())
     if speakers := speakers_file(view, owner):
         file, attribute = speakers
         code = (
@@ -248,7 +253,7 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
             "args, kwargs)"
         )
         target = f"{owner.name}.save_pretrained"
-        yield site(target=target, edits=_method(view, owner, code), imports=(_IMPORT,))
+        yield site(target=target, edits=_method(view, owner, code))
 
 
 def _without_parts(view: ModuleView, init: FunctionNode, speech: Speech) -> tuple[Edit, ...]:
@@ -259,10 +264,6 @@ def _without_parts(view: ModuleView, init: FunctionNode, speech: Speech) -> tupl
     )
     code = f"{speech.config} = {receiver}.config = veomni_speech.left_out({arguments})"
     return before_statement(view, init, speech.decision, code, f"{OP}/{_VARIANT}")
-
-
-def _refused(view: ModuleView, method: FunctionNode, statement: ast.stmt) -> tuple[Edit, ...]:
-    return before_statement(view, method, statement, "veomni_speech.refuse(type(self))", _COMMENT)
 
 
 def _read_early(view: ModuleView, method: FunctionNode, speech: Speech) -> Iterator[Edit]:

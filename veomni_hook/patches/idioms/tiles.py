@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 
 from veomni_hook.patches.code.tree import calls_in, initialised
 from veomni_hook.patches.idioms.layer_loop.modules import method_of
@@ -33,24 +32,21 @@ _HIDDEN = "B S ."
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward that may run in tiles."""
     for owner, forward in view.forwards():
-        if (
-            len(forward.args.args) != 2
-            or forward.args.kwonlyargs
-            or forward.args.vararg
-            or forward.args.kwarg
-        ):
+        spec = forward.args
+        calls = [call for _, value in initialised(owner) for call in calls_in(value)]
+        projections = [call for call in calls if view.scope.dotted(call.func) == "torch.nn.Linear"]
+        others = spec.kwonlyargs or spec.vararg or spec.kwarg
+        if len(spec.args) != 2 or others or len(projections) < 2:
             continue
-        if not _projects(view, owner):
-            continue
-        site = partial(Site, OP, f"{owner.name}.forward", lineno=forward.lineno)
+        target = f"{owner.name}.forward"
         try:
             followed = _by_position(view, owner)
         except Missed as error:
-            yield site(Status.MISSED, reason=error.reason)
+            yield Site(OP, target, Status.MISSED, reason=error.reason, lineno=forward.lineno)
             continue
         comment = "tiles: each position by itself, some at a time where that needs less memory"
         edits = decorate(view, owner, "veomni_tiles.by_position", comment)
-        yield site(Status.ROUTED, variant="by_position", edits=edits, relies_on=followed, imports=(_IMPORT,))
+        yield Site.calling(OP, target, "by_position", forward, edits, _IMPORT, relies_on=followed)
 
 
 class _Alone(Positions):
@@ -58,12 +54,6 @@ class _Alone(Positions):
 
     def sent(self, name: str, arguments: Arguments) -> Value:
         raise Missed(f"{name} are experts, whose router may be watched", code=Code.OTHER_FORM)
-
-
-def _projects(view: ModuleView, owner: ast.ClassDef) -> bool:
-    """Whether a class makes several projections."""
-    calls = (call for _, value in initialised(owner) for call in calls_in(value))
-    return sum(view.scope.dotted(call.func) == "torch.nn.Linear" for call in calls) > 1
 
 
 def _by_position(view: ModuleView, owner: ast.ClassDef) -> tuple[str, ...]:

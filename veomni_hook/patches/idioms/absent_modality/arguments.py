@@ -133,14 +133,14 @@ def _optional(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> It
     for argument, default in zip(reversed(arguments.args), reversed(arguments.defaults), strict=False):
         choices, name = asked.get(argument.arg, []), argument.arg
         may_be = isinstance(default, ast.Constant) and default.value is None
-        if may_be and choices and name not in DATA.difference(_MASK) and not any(map(_needs, choices)):
+        # It is needed if a choice refuses an absent one, or calls a tower for one that is not.
+        inside = [node for choice in choices for node in walk_ast(choice)]
+        needed = any(
+            isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and own_attribute(node.func))
+            for node in inside
+        )
+        if may_be and choices and name not in DATA.difference(_MASK) and not needed:
             yield name
-
-
-def _needs(choice: ast.AST) -> bool:
-    """Whether a choice refuses an argument that is absent, or calls a tower for one that is not."""
-    raises = any(isinstance(node, ast.Raise) for node in walk_ast(choice))
-    return raises or any(own_attribute(call.func) for call in calls_in(choice))
 
 
 def _form(data: tuple[str, ...], call: ast.Call) -> str:

@@ -8,7 +8,6 @@ would run its eager function; every other implementation stays untouched.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 
@@ -47,7 +46,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         yield Site(OP, _NAME, Status.MISSED, reason=known, lineno=function.lineno)
         return
     form, slot = known
-    uses = list(_defaults(view, form, slot))
+    uses = list(_uses(view, form, slot))
     routed = any(use.status is Status.ROUTED for use in uses)
     reason = "" if routed else uses[0].reason if uses else _NOBODY
     yield Site(
@@ -80,30 +79,23 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | 
     return form, formula_slot(OP, variant, parameters)
 
 
-def _defaults(view: ModuleView, form: Form, slot: SlotSpec) -> Iterator[Site]:
+def _uses(view: ModuleView, form: Form, slot: SlotSpec) -> Iterator[Site]:
     """The sites of the methods that pass the function on as the default."""
     for target, _, method in view.every_method():
-        for call in calls_in(method):
-            if LOOK_UP.match(call) is not None:
-                yield _site(view, target, method, call.args[1], form, slot)
-
-
-def _site(
-    view: ModuleView, where: str, method: FunctionNode, default: ast.expr, form: Form, slot: SlotSpec
-) -> Site:
-    receiver = receiver_name(method)
-    known = bool(receiver) and view.text(default) == _NAME
-    return Site(
-        OP,
-        where,
-        Status.ROUTED if known else Status.UNBOUND,
-        slot.variant,
-        reason="" if known else _NO_MODULE,
-        form=digest(form),
-        edits=(in_place(view, default, f"{slot.name}.at({receiver}, {_NAME})"),) if known else (),
-        slots=(slot,) if known else (),
-        relies_on=(_NAME,),
-        skips={_NAME: form.inlined},
-        counted=False,
-        lineno=default.lineno,
-    )
+        receiver = receiver_name(method)
+        for default in (call.args[1] for call in calls_in(method) if LOOK_UP.match(call)):
+            known = bool(receiver) and view.text(default) == _NAME
+            yield Site(
+                OP,
+                target,
+                Status.ROUTED if known else Status.UNBOUND,
+                slot.variant,
+                reason="" if known else _NO_MODULE,
+                form=digest(form),
+                edits=(in_place(view, default, f"{slot.name}.at({receiver}, {_NAME})"),) if known else (),
+                slots=(slot,) if known else (),
+                relies_on=(_NAME,),
+                skips={_NAME: form.inlined},
+                counted=False,
+                lineno=default.lineno,
+            )

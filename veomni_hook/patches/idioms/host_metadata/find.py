@@ -130,8 +130,8 @@ def _of_class(view: ModuleView, owner: ast.ClassDef) -> Iterator[Site]:
         elif name.startswith("get_") and name.endswith("_features"):
             yield from _features(view, target, method, numbers)
     yield from _tower(view, owner, methods, numbers)
-    if "forward" in methods and (arguments := _position_arguments(view, owner, methods["forward"])):
-        yield _forward(view, owner, methods["forward"], arguments)
+    if "forward" in methods:
+        yield from _read_together(view, owner, methods["forward"])
 
 
 def _state_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> str:
@@ -255,13 +255,14 @@ def _tower(
             yield _site(f"{owner.name}.{name}", _COMPUTED, methods[name], edits, counted=False)
 
 
-def _position_arguments(
-    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode
-) -> tuple[list[str], list[str]] | None:
-    """The parameters of a forward that ``get_rope_index`` takes: sizes, and what positions follow from."""
+def _read_together(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Iterator[Site]:
+    """A forward with positions from ``get_rope_index``: it reads at once the sizes that this takes.
+
+    What else positions follow from is read with them, if positions are not given.
+    """
     index = view.inherited_methods(owner).get(POSITIONS)
     if index is None or "position_ids" not in parameter_names(forward) or _state_of(view, owner, index):
-        return None
+        return
     taken = {argument.arg for argument in index.args.args[1:]}
     for method in (forward, *view.helpers(owner, forward).values()):
         calls = (call for call in calls_in(method) if own_attribute(call.func) == POSITIONS)
@@ -270,16 +271,9 @@ def _position_arguments(
     sizes = [name for name in order if name.endswith(_SIZES + ENDINGS["masks of sounds"])]
     seconds = [name for name in order if SECONDS in name]
     positions = [name for name in order if name not in sizes and (name in taken or name in seconds)]
-    return (sizes, positions) if taken & set(sizes) else None
-
-
-def _forward(
-    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, arguments: tuple[list[str], list[str]]
-) -> Site:
-    """The forward pass that reads all sizes at once, before anything else."""
-    sizes, positions = map(tuple_of, arguments)
-    asked = f"veomni_host.read_together({sizes})"
-    if arguments[1]:
-        asked = f"{asked[:-1]}, {positions} if position_ids is None else (position_ids,))"
+    if taken.isdisjoint(sizes):
+        return
+    others = f", {tuple_of(positions)} if position_ids is None else (position_ids,)" if positions else ""
+    asked = f"veomni_host.read_together({tuple_of(sizes)}{others})"
     edits = (*before_body(view, forward, asked, "sizes are read at once"), *selections(view, forward))
-    return _site(f"{owner.name}.forward", "read_together", forward, edits, counted=False)
+    yield _site(f"{owner.name}.forward", "read_together", forward, edits, counted=False)

@@ -28,7 +28,7 @@ from veomni_hook.patches.upstream_names import ENDINGS
 
 __all__ = ["boundaries", "is_alone", "repeats", "sent_values", "sizes_of"]
 
-#: How a method reads sizes, besides a loop over them.
+#: How a method reads sizes, all of them or the largest, besides a loop over them.
 READS = (
     Template("SIZES.tolist(*ARGUMENTS, **OPTIONS)", names="SIZES"),
     Template("SIZES[INDEX].max(*ARGUMENTS, **OPTIONS)", names="SIZES"),
@@ -66,12 +66,15 @@ def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit
 
     Empty if the method uses sizes in a way that is not known to read them.
     """
-    uses = [node for node in walk_ast(method) if isinstance(node, ast.Name) and node.id == sizes]
-    if not uses or not {*uses} <= {*_read(method)}:
+    nodes = [*walk_ast(method)]
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == sizes]
+    read = {node.iter for node in nodes if isinstance(node, ast.For)}
+    read |= {match.expression("SIZES") for form in READS for match in map(form.match, nodes) if match}
+    if not uses or not read.issuperset(uses):
         return []
     edits = [in_place(view, node, f"veomni_host.values({sizes})") for node in uses]
-    indices = {getattr(node.slice, "id", "") for node in walk_ast(method) if isinstance(node, ast.Subscript)}
-    for node in walk_ast(method):
+    indices = {getattr(node.slice, "id", "") for node in nodes if isinstance(node, ast.Subscript)}
+    for node in nodes:
         if (joined := JOINED.match(node)) and joined["NAME"] in indices and isinstance(node, ast.Assign):
             text = f"veomni_host.sent({view.text(node.value)}, {sizes}.device)"
             edits.append(in_place(view, node.value, text))
@@ -122,15 +125,6 @@ def repeats(view: ModuleView, forward: FunctionNode) -> list[Edit]:
             in_place(view, repetition.expression("LENGTHS"), f"veomni_host.values({repetition['LENGTHS']})")
         )
     return edits
-
-
-def _read(method: FunctionNode) -> Iterator[ast.expr]:
-    """What a method reads: all of it, one after the other, or the largest."""
-    for node in walk_ast(method):
-        if isinstance(node, ast.For):
-            yield node.iter
-        for read in filter(None, (form.match(node) for form in READS)):
-            yield read.expression("SIZES")
 
 
 def _made(node: ast.expr) -> str:

@@ -28,7 +28,7 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
-from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot, skipped_at_calls
+from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
@@ -81,28 +81,22 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Sit
     text = partial(source, receiver=form.receiver)
     norm = _norm(view, owner, text(matched.bindings["norm"]))
     kind = norm.target.partition(".")[0]
-    operands = {key: kind if key == "norm_class" else text(matched.bindings[key]) for key in _operands(name)}
-    slot = formula_slot(OP, name.partition("__")[0])
-    target = f"{owner.name}.forward"
-    code = ask(forward, slot.name, form.receiver, list(operands.values()))
-    return Site(
+    names = reference_form(pattern_file(OP), name).arguments
+    operands = {key: kind if key == "norm_class" else text(matched.bindings[key]) for key in names}
+    variant, target = name.partition("__")[0], f"{owner.name}.forward"
+    code = ask(forward, slot_name(OP, variant), form.receiver, list(operands.values()))
+    return Site.asking(
         OP,
         target,
-        Status.ROUTED,
-        slot.variant,
+        variant,
+        forward,
+        before_body(view, forward, code, f"{OP}/{variant}"),
         form=digest(form),
         captures=operands,
-        edits=before_body(view, forward, code, f"{OP}/{slot.variant}"),
-        slots=(slot,),
         relies_on=tuple(dict.fromkeys((*form.inlined, norm.target, *norm.relies_on))),
         skips={target: tuple(dict.fromkeys((*form.inlined, *skipped_at_calls(norm))))},
         part=PART,
-        lineno=forward.lineno,
     )
-
-
-def _operands(name: str) -> tuple[str, ...]:
-    return reference_form(pattern_file(OP), name).arguments
 
 
 def _norm(view: ModuleView, owner: ast.ClassDef, norm: str) -> Site:

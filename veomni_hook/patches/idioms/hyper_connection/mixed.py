@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, local_names
-from veomni_hook.patches.code.template import Found, Template
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
@@ -45,12 +44,13 @@ MIXED = Template(
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for owner, forward in view.forwards():
-        assigned = (
+        unpacked = [
             node.value
             for node in walk_ast(forward)
             if isinstance(node, ast.Assign) and [*map(type, node.targets)] == [ast.Tuple]
-        )
-        if any(isinstance(each, ast.Call) and own_attribute(each.func).endswith(_ENDS) for each in assigned):
+        ]
+        callees = [value.func for value in unpacked if isinstance(value, ast.Call)]
+        if any(own_attribute(callee).endswith(_ENDS) for callee in callees):
             yield _site(view, f"{owner.name}.forward", forward)
 
 
@@ -60,28 +60,18 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
         return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
         return replace(site, reason=Reason("torch has another name here", Code.REPLACED))
-    matches = [(node, mixed) for node in walk_ast(forward) if (mixed := MIXED.match(node)) is not None]
-    if not matches:
+    kernel, slot = free_name(forward, "kernel"), slot_name(OP, _VARIANT)
+    edits = []
+    for node in walk_ast(forward):
+        if isinstance(node, ast.BinOp) and (mixed := MIXED.match(node)) is not None:
+            operands = ", ".join(mixed[operand] for operand in _OPERANDS.split())
+            text = (
+                f"({kernel}({operands})\n"
+                f"if ({kernel} := {slot}.kernel(self, {operands})) is not None\n"
+                f"else {view.text(node)})"
+            )
+            edits.append(in_place(view, node, text))
+    if not edits:
         said = "nothing has the form of mixed streams plus a weighted output"
         return replace(site, reason=Reason(said, Code.OTHER_FORM))
-    slot = formula_slot(OP, _VARIANT)
-    return replace(
-        site,
-        status=Status.ROUTED,
-        variant=_VARIANT,
-        edits=tuple(_edit(view, forward, slot.name, node, mixed) for node, mixed in matches),
-        slots=(slot,),
-    )
-
-
-def _edit(view: ModuleView, forward: FunctionNode, slot: str, node: ast.AST, mixed: Found) -> Edit:
-    assert isinstance(node, ast.BinOp)  # noqa: S101
-    kernel = free_name(forward, "kernel")
-    operands = ", ".join(mixed[operand] for operand in _OPERANDS.split())
-    return in_place(
-        view,
-        node,
-        f"({kernel}({operands})\n"
-        f"if ({kernel} := {slot}.kernel(self, {operands})) is not None\n"
-        f"else {view.text(node)})",
-    )
+    return Site.asking(OP, target, _VARIANT, forward, edits, part=PART)

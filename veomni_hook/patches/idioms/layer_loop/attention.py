@@ -139,21 +139,23 @@ def by_segment(match: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[
     at = match.first
     if match.index:
         raise Missed("attention by segment begins with other statements", at, Code.NO_BOUNDARIES)
-    for name in _tensors(match):
+    tensors = [match[hole] for hole in ("QUERY", "KEY", "VALUE")]
+    for name in tensors:
         if not is_shaped(frame.values.get(name), ". . S ."):
             raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
     boundaries = frame.values.get(match["CU_SEQLENS"])
     if not isinstance(boundaries, Whole) or not boundaries.rows:
         raise Missed("the boundaries of its attention are not those of the tower", at, Code.NO_BOUNDARIES)
-    _check_fused(match, fused, at)
+    _check_fused(match, fused, tensors)
     for name in own_names([*match.block[match.index :], *fused]):
         frame.values[name] = Unknown(f"{name}, which attention computes")
     frame.values[match["OUTPUT"]] = shaped("1 S . .")
     return {*boundaries.rows}
 
 
-def _check_fused(match: Found, fused: list[ast.stmt], at: ast.AST) -> None:
+def _check_fused(match: Found, fused: list[ast.stmt], tensors: list[str]) -> None:
     """Raise unless the other branch is one call of attention with the same tensors and boundaries."""
+    at = match.first
     calls = [
         call
         for statement in fused
@@ -171,12 +173,8 @@ def _check_fused(match: Found, fused: list[ast.stmt], at: ast.AST) -> None:
     others = [statement for statement in fused if statement is not results[0]]
     if (
         [named.get(name) for name in _ENDS] != [match["CU_SEQLENS"]] * 2
-        or [*map(ast.unparse, call.args[1:])] != _tensors(match)
+        or [*map(ast.unparse, call.args[1:])] != tensors
         or last_name(first) != match["OUTPUT"]
         or any(own_attribute(inner.func) for other in others for inner in calls_in(other))
     ):
         raise Missed("the other way to its attention has other operands", at, Code.NO_BOUNDARIES)
-
-
-def _tensors(match: Found) -> list[str]:
-    return [match[name] for name in ("QUERY", "KEY", "VALUE")]

@@ -89,7 +89,7 @@ def _site(
     return site(
         Status.ROUTED,
         variant=_SHARDED,
-        captures={"hidden_states": loop.hidden, **_named(loop.others)},
+        captures={"hidden_states": loop.hidden, **{name: name for name in loop.others}},
         edits=edits,
         relies_on=loop.followed,
     )
@@ -105,18 +105,15 @@ def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layers:
             raise Missed("classes that inherit from it have other layers", layers[0], Code.UNKNOWN_MODULE)
     except Missed as error:
         return site(Status.REFUSED, reason=error.reason.after(TOWER))
+    split = (*tower.boundaries, *tower.others)
     return site(
         Status.ROUTED,
         variant=_SPLIT,
-        captures={"hidden_states": tower.hidden, **_named(tower.boundaries), **_named(tower.others)},
+        captures={"hidden_states": tower.hidden, **{name: name for name in split}},
         edits=_split_and_gathered(view, forward, tower),
         relies_on=tower.followed,
         imports=(_TOWERS,),
     )
-
-
-def _named(names: tuple[str, ...]) -> dict[str, str]:
-    return {name: name for name in names}
 
 
 def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Loop) -> tuple[Edit, ...]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.idioms.layer_loop.queries import Queries
 from veomni_hook.patches.routes.guards import before_body, before_statement, in_place
@@ -21,6 +19,7 @@ __all__ = ["IMPORT", "NOT_HERE", "OP", "Inside", "quoted"]
 OP = "layer_loop"
 #: The comment above a statement that refuses a pass.
 NOT_HERE = "sequence parallelism: not for this model"
+_WHOLE_KEYS = "sequence parallelism: this rank's queries, the keys of all positions"
 IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
 _KEYS = ("veomni_hook.parallel", "whole_keys as veomni_keys")
 
@@ -61,18 +60,13 @@ class Inside:
                         edits = before_statement(view, method, first, code, NOT_HERE)
                         yield site("refused_inside", edits=edits, lineno=first.lineno, imports=(IMPORT,))
                 if (queries := self.queries.get(id(method))) is not None:
-                    edits = _asking(view, method, queries)
+                    receiver, hidden = (argument.arg for argument in method.args.args[:2])
+                    names = ", ".join(filter(None, (queries.cache, queries.mask, queries.positions)))
+                    code = f"{names} = veomni_keys.whole_keys({receiver}, {hidden}, {names})"
+                    edits = before_body(view, method, code, _WHOLE_KEYS)
                     yield site("whole_keys", edits=edits, lineno=method.lineno, imports=(_KEYS,))
 
 
 def quoted(reason: str) -> str:
     """A reason as code."""
     return json.dumps(reason, ensure_ascii=False)
-
-
-def _asking(view: ModuleView, method: FunctionNode, queries: Queries) -> tuple[Edit, ...]:
-    receiver, names = method.args.args[0].arg, ", ".join(queries.names)
-    code = f"{names} = veomni_keys.whole_keys({receiver}, {method.args.args[1].arg}, {names})"
-    return before_body(
-        view, method, code, "sequence parallelism: this rank's queries, the keys of all positions"
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.queries import Queries
@@ -22,7 +22,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Value,
     Whole,
     depends,
-    holds_tensor,
     is_positional,
     is_shaped,
     of_all,
@@ -81,26 +80,16 @@ class Loop:
 def loops(forward: FunctionNode) -> Iterator[ast.For]:
     """The loops of a forward that call each of the modules in one of its own lists."""
     for node in walk_ast(forward):
-        if isinstance(node, ast.For) and any(map(own_attribute, walk_ast(node.iter))):
-            names = {name.id for name in walk_ast(node.target) if isinstance(name, ast.Name)}
-            if any(_calls(part, names) for part in walk_ast(node)):
-                yield node
-
-
-def _calls(node: ast.AST, names: set[str]) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    # Older code passes `layer.__call__` to its function for checkpointing.
-    candidates = [node.func, *node.args[:1]]
-    candidates += [
-        candidate.value
-        for candidate in candidates
-        if isinstance(candidate, ast.Attribute) and candidate.attr == "__call__"
-    ]
-    return any(
-        isinstance(candidate, ast.Name) and candidate.id in names
-        for candidate in candidates[:1] + candidates[2:]
-    )
+        if not isinstance(node, ast.For) or not any(map(own_attribute, walk_ast(node.iter))):
+            continue
+        names = {name.id for name in walk_ast(node.target) if isinstance(name, ast.Name)}
+        callees = [call.func for call in calls_in(node)]
+        # Older code passes `layer.__call__` to its function for checkpointing.
+        handed = [argument for call in calls_in(node) for argument in call.args[:1]]
+        attributes = [part for part in (*callees, *handed) if isinstance(part, ast.Attribute)]
+        callees += [attribute.value for attribute in attributes if attribute.attr == "__call__"]
+        if any(isinstance(callee, ast.Name) and callee.id in names for callee in callees):
+            yield node
 
 
 def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_loops: list[ast.For]) -> Loop:
@@ -303,11 +292,11 @@ def _before(
 
 def _is_sliceable(value: Value) -> bool:
     """Whether a value is a tensor ``[..., positions, width]``, or holds only such tensors."""
-    parts = list(of_all([value]))
-    return holds_tensor(value) and all(
-        part == NOTHING or (isinstance(part, Tensor) and _has_rows(part.dims)) for part in parts
+    parts = [part for part in of_all([value]) if part != NOTHING]
+    return bool(parts) and all(
+        isinstance(part, Tensor)
+        and len(part.dims) >= 3
+        and part.dims[-2] == (POSITIONS,)
+        and sum(map(is_positional, part.dims)) == 1
+        for part in parts
     )
-
-
-def _has_rows(dims: tuple[tuple[str, ...], ...]) -> bool:
-    return len(dims) >= 3 and dims[-2] == (POSITIONS,) and sum(map(is_positional, dims)) == 1

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence, Set
-from copy import deepcopy
+from typing import Any
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
-from veomni_hook.patches.code.tree import binding, last_name, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import binding, last_name, own_attribute, swapped, walk_ast
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.known_names import FILLED, PACKAGED
 from veomni_hook.patches.idioms.layer_loop.values import (
@@ -37,7 +37,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import assign, evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed
 
 __all__ = ["ACTIVATION", "LOOK_UPS", "Attributes", "dimensions_of", "lineage", "method_of"]
 
@@ -135,7 +134,10 @@ class Attributes:
         assigned = _assigned(init, test)
         if stored.count(own_attribute(test)) == len(assigned) == 1 and _compared(assigned[0]) is not None:
             # A flag that says whether a setting is equal to something.
-            test, init = assigned[0], _Replaced(own_attribute(test), assigned[0]).visit(deepcopy(init))
+            attributes = [node for node in walk_ast(init) if isinstance(node, ast.Attribute)]
+            reads = [node for node in attributes if isinstance(node.ctx, ast.Load)]
+            swaps = {id(node): assigned for node in reads if own_attribute(node) == own_attribute(test)}
+            test, init = assigned[0], swapped(init, swaps)
         asked = _compared(test)
         if asked is None:
             return {}
@@ -155,10 +157,7 @@ class Attributes:
         values = sorted({value} if equal is outcome else others) if making.named else []
         several = [_Making(self.view, setting, value).attributes(init) for value in values]
         once = once.intersection(*several) if several else set()
-        return {
-            attribute: all_joined(attributes[attribute] for attributes in several)
-            for attribute in sorted(once)
-        }
+        return {attribute: all_joined(one[attribute] for one in several) for attribute in sorted(once)}
 
 
 class _Making(Collections):
@@ -185,9 +184,6 @@ class _Making(Collections):
         if init is not None:
             run(init.body, Frame(self, dict.fromkeys(parameter_names(init), PLAIN)))
         return self.made
-
-    def unclear(self, error: Missed, node: ast.expr) -> Value:
-        return PLAIN
 
     def other(self, node: ast.expr, frame: Frame[Value]) -> Value:
         return PLAIN if isinstance(node, ast.GeneratorExp) else super().other(node, frame)
@@ -242,14 +238,11 @@ class _Making(Collections):
     def binary(self, operator: ast.operator, left: Value, right: Value, node: ast.expr) -> Value:
         return left if isinstance(operator, ast.Mult) and isinstance(left, Items | Many) else PLAIN
 
-    def unary(self, value: Value, node: ast.UnaryOp) -> Value:
+    def _plain(self, *_: Any, **__: Any) -> Value:
+        """The value of what is no module."""
         return PLAIN
 
-    def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
-        return PLAIN
-
-    def logic(self, node: ast.BoolOp, frame: Frame[Value]) -> Value:
-        return PLAIN
+    unclear = unary = compare = logic = _plain
 
     def test(self, node: ast.expr, frame: Frame[Value]) -> bool | Value:
         asked = _compared(node)
@@ -309,17 +302,6 @@ def _assigned(init: FunctionNode, attribute: ast.expr) -> list[ast.expr]:
     statements = [node for node in init.body if isinstance(node, ast.Assign)]
     name = own_attribute(attribute)
     return [node.value for node in statements if name and [*map(own_attribute, node.targets)] == [name]]
-
-
-class _Replaced(ast.NodeTransformer):
-    """Reads of an attribute of the instance, replaced by an expression."""
-
-    def __init__(self, name: str, value: ast.expr) -> None:
-        self.name, self.value = name, value
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        replaced = isinstance(node.ctx, ast.Load) and own_attribute(node) == self.name
-        return self.value if replaced else node
 
 
 def _compared(test: ast.expr) -> tuple[ast.expr, str, bool] | None:

@@ -143,12 +143,10 @@ def check_written(owner: Tensor, target: ast.Subscript, value: Value, frame: Fra
     part, value = _part(owner, target, frame), tensor_like(value)
     if not isinstance(part, Tensor) or not isinstance(value, Tensor | Plain):
         raise Missed("it writes to a part of a value", code=Code.IN_PLACE)
-    if _positions(broadcast(part, value)) != _positions(part):
+    both = broadcast(part, value)
+    dims = both.dims if isinstance(both, Tensor) else ()
+    if [*map(is_positional, dims)] != [*map(is_positional, part.dims)]:
         raise Missed("it writes positions to a part without positions", code=Code.IN_PLACE)
-
-
-def _positions(value: Value) -> list[bool]:
-    return [is_positional(dim) for dim in value.dims] if isinstance(value, Tensor) else []
 
 
 def _is(node: ast.expr, value: object) -> bool:

@@ -11,7 +11,7 @@ import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from veomni_hook.patches.code.tree import decorator_name, own_attribute
+from veomni_hook.patches.code.tree import compared_with_none, decorator_name, own_attribute
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
 from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, dimensions_of, method_of
@@ -149,13 +149,14 @@ class Positions(Calls):
         return value if isinstance(value, Tensor) else PLAIN
 
     def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
-        if (known := _compared_with_none(values, node)) is not None:
-            return known
-        if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
-            return PLAIN
         match values, node.ops:
+            case [value, Plain(None)], [ast.Is() | ast.IsNot() as asked]:
+                if not isinstance(value, Maybe | Whole | Unknown) and value != PLAIN:
+                    return Plain((value == NOTHING) is isinstance(asked, ast.Is))
             case [Size(), Plain(1)], [ast.Gt()] if not self.tower:
                 return PLAIN  # a part has several positions exactly if the whole has
+        if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
+            return PLAIN
         numbers = [value.value for value in values if isinstance(value, Plain) and type(value.value) is int]
         if len(numbers) == len(values) == 2 and type(node.ops[0]) in _COMPARED:
             return Plain(_COMPARED[type(node.ops[0])](*numbers))
@@ -232,7 +233,8 @@ class Positions(Calls):
         if isinstance(statement, ast.Assert):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
-            if _is_none(statement.test, frame.values):
+            absent = compared_with_none(statement.test, ast.Is)
+            if isinstance(absent, ast.Name) and frame.values.get(absent.id) == NOTHING:
                 return False
             _assume(statement.test, frame.values, outcome=False)
             return True  # a check
@@ -353,23 +355,6 @@ def _met(left: Value, right: Value) -> Value:
     if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
         raise Missed("it computes with a value that is not followed")
     return broadcast(left, right)
-
-
-def _compared_with_none(values: Sequence[Value], node: ast.Compare) -> Value | None:
-    """What ``value is None`` or its contrary is, if it is known; None otherwise."""
-    match values, node.ops:
-        case [value, Plain(None)], [ast.Is() | ast.IsNot() as asked]:
-            if not isinstance(value, Maybe | Whole | Unknown) and value != PLAIN:
-                return Plain((value == NOTHING) is isinstance(asked, ast.Is))
-    return None
-
-
-def _is_none(test: ast.expr, values: Mapping[str, Value]) -> bool:
-    """Whether a condition asks if a name is None that is."""
-    match test:
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(None)]):
-            return values.get(name) == NOTHING
-    return False
 
 
 def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:

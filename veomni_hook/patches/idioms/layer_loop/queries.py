@@ -7,14 +7,13 @@ front of a position. So the cache that such attention gets answers with all posi
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.tree import calls_in, chain, own_attribute, walk_ast
+from veomni_hook.patches.code.scope import loaded, parameter_names
+from veomni_hook.patches.code.tree import calls_in, chain, own_attribute
 from veomni_hook.patches.idioms.layer_loop.known_names import INTERFACE
 from veomni_hook.patches.idioms.layer_loop.values import (
     END,
@@ -65,11 +64,6 @@ class Queries:
     mask: str
     positions: str = ""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the parameters."""
-        return tuple(filter(None, (self.cache, self.mask, self.positions)))
-
 
 def asks_interface(function: FunctionNode) -> bool:
     """Whether a method asks for the user's implementation of attention."""
@@ -86,7 +80,9 @@ def queries_of(
     own = parameter_names(function)
     masks, positions = own.intersection(names("mask")), sorted(own.intersection(names("positions")))
     bag = function.args.kwarg.arg if function.args.kwarg is not None else ""
-    caches = [name for name in cache_parameters(view, function) if _hands_on(function, name)]
+    calls = [call for call in calls_in(function) if own_attribute(call.func)]
+    handed_on = {*loaded([part for call in calls for part in (*call.args, *call.keywords)])}
+    caches = [name for name in cache_parameters(view, function) if name in handed_on]
     for cache, mask, form in product(caches, sorted(masks), _MASKS):
         if isinstance(bare(values.get(mask, PLAIN)), Tensor):
             continue
@@ -97,16 +93,6 @@ def queries_of(
             parts = tuple((name, shaped(_POSITIONS)) for name in names("positions"))
             changed[bag] = Whole(held.name, (*held.held, *parts))
         yield Queries(cache, mask, positions[0] if positions else bag), {**values, **changed}
-
-
-def _hands_on(function: FunctionNode, cache: str) -> bool:
-    calls = [call for call in calls_in(function) if own_attribute(call.func)]
-    arguments = [
-        part for call in calls for part in (*call.args, *(keyword.value for keyword in call.keywords))
-    ]
-    return any(
-        isinstance(node, ast.Name) and node.id == cache for part in arguments for node in walk_ast(part)
-    )
 
 
 def of_keys(name: str, arguments: Arguments) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TypeAlias
 
 from veomni_hook.patches.idioms.layer_loop.values import (
@@ -148,13 +149,9 @@ def broadcast(one: Value, other: Value) -> Value:
         if isinstance(other, Plain) and isinstance(other.value, int | float | str | type(None)):
             return one
         return Tensor(tuple(dim or fresh() for dim in one.dims))  # a parameter may be wider there
-    rank = max(len(one.dims), len(other.dims))
-    pairs = zip(_padded(one.dims, rank), _padded(other.dims, rank), strict=True)
-    return Tensor(tuple(met(*pair) for pair in pairs))
-
-
-def _padded(dims: Sequence[Dim], rank: int) -> list[Dim]:
-    return [()] * (rank - len(dims)) + list(dims)
+    # From the last dimension on: there, both begin.
+    pairs = zip_longest(reversed(one.dims), reversed(other.dims), fillvalue=())
+    return Tensor(tuple(met(*pair) for pair in pairs)[::-1])
 
 
 def met(one: Dim, other: Dim) -> Dim:
@@ -238,18 +235,11 @@ def _size(arguments: Arguments) -> Value:
     return sizes[axis(arguments.tensor, arguments.get(1, "dim"))] if asked else Items(sizes)
 
 
-def _view_as(arguments: Arguments) -> Value:
+def _dims_of_other(arguments: Arguments, what: str) -> tuple[Dim, ...]:
     other = arguments.get(1, "other")
     if not isinstance(other, Tensor):
-        raise Missed("a reshape to an unknown shape")
-    return reshaped(arguments.tensor, other.dims)
-
-
-def _expand_as(arguments: Arguments) -> Value:
-    other = arguments.get(1, "other")
-    if not isinstance(other, Tensor):
-        raise Missed("an expand to an unknown shape")
-    return expanded(arguments.tensor, other.dims)
+        raise Missed(f"{what} to an unknown shape")
+    return other.dims
 
 
 def _repeat(arguments: Arguments) -> Value:
@@ -264,9 +254,12 @@ def _repeat(arguments: Arguments) -> Value:
 #: What functions and methods do that change a shape.
 SHAPES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape"), lambda arguments: reshaped(arguments.tensor, _sizes(arguments))),
-    **dict.fromkeys(("view_as", "reshape_as"), _view_as),
+    **dict.fromkeys(
+        ("view_as", "reshape_as"),
+        lambda arguments: reshaped(arguments.tensor, _dims_of_other(arguments, "a reshape")),
+    ),
     "expand": lambda arguments: expanded(arguments.tensor, _sizes(arguments)),
-    "expand_as": _expand_as,
+    "expand_as": lambda arguments: expanded(arguments.tensor, _dims_of_other(arguments, "an expand")),
     **dict.fromkeys(("transpose", "swapaxes"), _transpose),
     "permute": lambda arguments: Tensor(
         tuple(arguments.tensor.dims[axis(arguments.tensor, number)] for number in arguments.numbers(1))

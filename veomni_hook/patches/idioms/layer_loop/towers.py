@@ -27,7 +27,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     depends,
     is_shaped,
     of_all,
-    of_tower,
     shaped,
 )
 from veomni_hook.patches.routes.view import ModuleView
@@ -50,7 +49,9 @@ def decided_tower(
     asides = [aside for aside in statement.body if _is_aside(aside, statement, hidden)]
     receiver = forward.args.args[0].arg
     known = (parameter_names(forward) | own_names(before)) - {receiver, hidden}
-    inputs: dict[str, Value] = {name: of_tower(name) for name in loaded([statement]) if name in known}
+    inputs: dict[str, Value] = {
+        name: Whole(f"{name} of the tower", rows=(name,)) for name in loaded([statement]) if name in known
+    }
     if forward.args.kwarg is not None and forward.args.kwarg.arg in inputs:
         inputs[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
     tables: dict[str, Value] = {}

@@ -51,7 +51,6 @@ __all__ = [
     "is_shaped",
     "joined",
     "of_all",
-    "of_tower",
     "read_from",
     "shaped",
     "tensor_like",
@@ -314,11 +313,6 @@ class NotARow(Missed):
     def __init__(self, name: str, parts: int) -> None:
         super().__init__(f"it computes with {name}, which holds all rows")
         self.name, self.parts = name, parts
-
-
-def of_tower(name: str) -> Whole:
-    """The value of what a tower's forward calls ``name``, for all rows."""
-    return Whole(f"{name} of the tower", rows=(name,))
 
 
 def used(value: Value, parts: int = 0) -> Value:

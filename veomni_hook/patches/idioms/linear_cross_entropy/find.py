@@ -16,17 +16,14 @@ from veomni_hook.patches.code.comparison import serialise
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import chain, initialised, last_name
+from veomni_hook.patches.code.tree import calls_in, chain, in_text_order, initialised, last_name
 from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
 from veomni_hook.patches.idioms.linear_cross_entropy.read import (
     Reader,
     Tail,
-    loss_calls,
     passes_vocabulary,
 )
-from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import (
-    is_candidate as classifies_sequences,
-)
+from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import pooling_in
 from veomni_hook.patches.idioms.load_balancing_loss import find as find_load_balancing_losses
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView, linear_otherwise
@@ -52,8 +49,9 @@ CANDIDATES = (
 def find(view: ModuleView) -> Iterator[Site]:
     """Every method that calls ``self.loss_function``, except those that `sequence_classification` lists."""
     for _, owner, method in view.every_method():
-        calls = loss_calls(method) if ".loss_function" in view.text(method) else ()
-        if calls and not classifies_sequences(method):
+        called = calls_in(method) if ".loss_function" in view.text(method) else ()
+        calls = in_text_order(call for call in called if chain(call.func) == "self.loss_function")
+        if calls and pooling_in(method) is None:
             yield _site(view, owner, method, calls)
 
 
@@ -74,7 +72,12 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
         if forward.name != "forward":
             raise Missed("the loss is computed in another method than forward", causal[0], Code.NO_ROOM)
         tail = Reader(causal[0], view.scope.dotted, partial(_cap, view, owner)).read(forward.body)
-        _check_head(view, owner, tail.operands["head"])
+        head = tail.operands["head"]
+        for kind, value in _made(owner, head):
+            if other := linear_otherwise(view, kind):
+                # No kernel knows what it computes.
+                said = f"{chain(head)} is a {kind}, a Linear with a {other} of its own"
+                raise Missed(said, value, Code.OTHER_FORM)
         return _routed(view, target, forward, tail)
     except (Missed, ValueError) as error:
         reason = error.reason if isinstance(error, Missed) else Reason(str(error))
@@ -86,7 +89,12 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
     edits: list[Edit] = []
     slots = [slot]
     for other in view.sites(find_load_balancing_losses) if tail.copied else ():
-        here = [one for one in other.edits if any(_within(view, one, node) for node in tail.copied)]
+        here = [
+            edit
+            for node in tail.copied
+            for edit in other.edits
+            if view.document.start(node) <= edit.start and edit.end <= view.document.end(node)
+        ]
         edits += here
         slots += other.slots if here else ()
     code = guard(view, forward, tail, slot.name, edits)
@@ -121,18 +129,6 @@ def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr 
     if capped is None:
         return None
     return ast.Tuple([function, ast.Name(kind, ast.Load()), ast.Constant(capped["CAP"])], ast.Load())
-
-
-def _check_head(view: ModuleView, owner: ast.ClassDef, head: ast.expr) -> None:
-    """Skip a head that is the module's own Linear class: no kernel knows what it computes."""
-    for kind, value in _made(owner, head):
-        if other := linear_otherwise(view, kind):
-            said = f"{chain(head)} is a {kind}, a Linear with a {other} of its own"
-            raise Missed(said, value, Code.OTHER_FORM)
-
-
-def _within(view: ModuleView, edit: Edit, node: ast.stmt) -> bool:
-    return view.document.start(node) <= edit.start and edit.end <= view.document.end(node)
 
 
 def _form(tail: Tail) -> str:

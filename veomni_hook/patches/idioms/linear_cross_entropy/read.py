@@ -12,16 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.comparison import serialise
-from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import bound_names, used_names
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import (
     binding,
-    calls_in,
     chain,
     compared_with_none,
     contains,
-    in_text_order,
     is_plain,
     last_name,
     substituted,
@@ -36,7 +33,7 @@ from veomni_hook.patches.idioms.linear_cross_entropy.logits import (
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["Reader", "Tail", "loss_calls", "passes_vocabulary"]
+__all__ = ["Reader", "Tail", "passes_vocabulary"]
 
 MOVED = Template("X.to(LOGITS.device)", names="LOGITS")
 POPPED = Template("KEYWORDS.pop(KEY, DEFAULT)", names="KEYWORDS")
@@ -88,11 +85,6 @@ class Tail:
     before_head: ast.expr | None
     copied: Sequence[ast.stmt]
     output: ast.Call
-
-
-def loss_calls(function: FunctionNode) -> list[ast.Call]:
-    """Every call of ``self.loss_function`` in ``function``, in text order."""
-    return in_text_order(call for call in calls_in(function) if chain(call.func) == "self.loss_function")
 
 
 def passes_vocabulary(call: ast.Call) -> bool:

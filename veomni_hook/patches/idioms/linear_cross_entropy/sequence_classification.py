@@ -23,7 +23,7 @@ from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
-__all__ = ["CANDIDATES", "OP", "WORDS", "find", "is_candidate"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find", "pooling_in"]
 
 OP = "linear_cross_entropy"
 VARIANT = "last_token"
@@ -51,15 +51,10 @@ HARMLESS = (
 _IMPORT = ("veomni_hook.kernels.linear_cross_entropy", "classes as veomni_classes")
 
 
-def is_candidate(forward: FunctionNode) -> bool:
-    """Whether ``forward`` pools scores of positions."""
-    return _pooling(forward) is not None
-
-
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward that pools scores of positions."""
     for owner, forward in view.forwards():
-        pooling = _pooling(forward) if "logits" in view.text(forward) else None
+        pooling = pooling_in(forward) if "logits" in view.text(forward) else None
         if pooling is None:
             continue
         target = f"{owner.name}.forward"
@@ -83,8 +78,8 @@ def find(view: ModuleView) -> Iterator[Site]:
         )
 
 
-def _pooling(forward: FunctionNode) -> ast.Assign | None:
-    """The statement that pools: it binds the output's logits to a part or a mean of another name."""
+def pooling_in(forward: FunctionNode) -> ast.Assign | None:
+    """The statement that pools scores: it binds the output's logits to a part or a mean of another name."""
     nodes = list(walk_ast(forward))
     outputs = (OUTPUT.match(node) for node in nodes if isinstance(node, ast.Return))
     pooled = {output["POOLED"] for output in outputs if output is not None}

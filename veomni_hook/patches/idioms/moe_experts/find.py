@@ -164,7 +164,7 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
         for tensor in loop.stacked.values():
             # The mask needs one row for every expert, besides the sentinel's row.
             count = shapes.get(str(tensor.value), ["something unknown"])[0]
-            if not loop.holds(count):
+            if count not in loop.counts():
                 raise _unlike(f"nearest is {variant}: self.{tensor.value} is stacked over {count}")
         return variant, bound
     raise _unlike(max(differences)[-1])
@@ -192,7 +192,7 @@ def _or_identity(
     counts = [
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
-    if not loop.holds(counts[0]) or counts[1] != number or loop.dtype != "hidden":
+    if counts[0] not in loop.counts() or counts[1] != number or loop.dtype != "hidden":
         raise _unlike(f"nearest is gated_or_identity: another choice of experts (line {test.lineno})")
     return "gated_or_identity", {**gated, "num_experts": number, "identity": module}
 
@@ -303,25 +303,18 @@ def _parameter_shapes(owner: ast.ClassDef) -> dict[str, list[str]]:
 
 def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
     """Whether ``__init__`` fills a ``ModuleDict`` only with numbered modules, in order."""
+    if [view.scope.dotted(base) for base in owner.bases] != ["torch.nn.ModuleDict"]:
+        return False
     nodes = list(statements_of_init(owner))
     loops = [node for node in nodes if isinstance(node, ast.For)]
     stored = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
     assigned = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)]
     others = [node for node in assigned if node.targets != stored]
-    return (
-        [view.scope.dotted(base) for base in owner.bases] == ["torch.nn.ModuleDict"]
-        and len(loops) == len(stored) == 1
-        and not others
-        and _is_counted(loops[0])
-    )
-
-
-def _is_counted(loop: ast.For) -> bool:
-    """Whether a loop stores a module under a name that ends with its number: ``self[f"expert_{i}"]``."""
-    counted = NUMBERED.match(loop)
-    match counted and counted.expression("KEY"):
+    counted = NUMBERED.match(loops[0]) if len(loops) == len(stored) == 1 and not others else None
+    if counted is None:
+        return False
+    match counted.expression("KEY"):  # a name that ends with the number: f"expert_{i}"
         case ast.JoinedStr(values=[*words, ast.FormattedValue(value=ast.Name(number))]):
-            assert counted is not None  # noqa: S101
             return number == counted["I"] and all(isinstance(word, ast.Constant) for word in words)
     return False
 

@@ -90,16 +90,13 @@ class Loop:
         # Every call in the loop is part of what is added, or only queries a size.
         known = {node.key for node in (EXPERT, _TOKEN, *walk(added))}
         for effect in (self._rows(self._routing(effect)) for effect in form.effects):
-            if effect.key not in known and not _asks(effect):
+            asks = _calls_numel(effect) or (effect.op == "call" and effect.args[0].op == "opaque")
+            if effect.key not in known and not asks:
                 raise Missed(f"it also calls something (line {effect.lineno})")
         self.ways = branches(added)
 
-    def holds(self, count: str) -> bool:
-        """Whether ``count``, as source text, is the number of experts, without the sentinel's row."""
-        return count in self._counts()
-
-    def _counts(self) -> list[str]:
-        """The number of rows of the mask, and the number without the sentinel's row, as source text."""
+    def counts(self) -> list[str]:
+        """What may be the number of experts, as source text: rows of the mask, or without the sentinel's."""
         rows = [self.count] if self.count is not None else []
         if self.count is not None and self.count.op == "add" and constant(1) in self.count.args:
             rows += [number for number in self.count.args if number != constant(1)]
@@ -172,7 +169,9 @@ class Loop:
         if node == Node("index", (self.hidden, _TOKEN)):
             return STATES
         base, *place = node.args if node.op == "index" else (_NONE,)
-        if _is_parameter(base) and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, base):
+        # A parameter of the method, not an argument that this reader introduced.
+        known = base.op == "argument" and str(base.value).isidentifier()
+        if known and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, base):
             self.weights = base
             return ROUTING
         if base.op in ("attribute", "self") and len(place) == 1 and _is_share(place[0], base):
@@ -201,12 +200,7 @@ class Loop:
         # Id E has no row in a mask with E rows, and the last row in a mask with E + 1 rows.
         last = [number for number in test.args if number != EXPERT]
         known = test.op == "eq" and len(last) == 1 and has_source(last[0])
-        return known and source(last[0]) in self._counts()
-
-
-def _is_parameter(node: Node) -> bool:
-    """Whether a node is a parameter of the method, not an argument that this reader introduced."""
-    return node.op == "argument" and str(node.value).isidentifier()
+        return known and source(last[0]) in self.counts()
 
 
 def _is_number(node: Node) -> bool:
@@ -242,10 +236,6 @@ def _is_share(place: Node, base: Node) -> bool:
         return place == EXPERT
     named = place.op == "call" and place.args[0].op == "opaque" and place.args[1:] == (EXPERT,)
     return named and _NUMBERED.fullmatch(str(place.args[0].value)) is not None
-
-
-def _asks(effect: Node) -> bool:
-    return _calls_numel(effect) or (effect.op == "call" and effect.args[0].op == "opaque")
 
 
 def _is_whole(node: Node) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import bound_once, last_name, substituted, walk_ast
@@ -16,7 +15,7 @@ from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.idioms.row_merge.find import OP
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find", "operands_of"]
@@ -36,28 +35,24 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, owner, function in view.every_function():
         if "mask" in view.text(function) and (sum_ := _sum(function)) is not None:
-            site = Site(OP, target, Status.MISSED, part=PART, lineno=sum_.lineno)
-            yield _routed(view, owner, function, site)
+            operands = _operands(view, owner, function)
+            if isinstance(operands, Reason):
+                yield Site(OP, target, Status.MISSED, reason=operands, part=PART, lineno=sum_.lineno)
+                continue
+            code = ask(function, slot_name(OP, _VARIANT), "self", operands)
+            edits = before_body(view, function, code, f"{OP}/{_VARIANT}")
+            captures = dict(zip(_OPERANDS, operands, strict=True))
+            yield Site.asking(OP, target, _VARIANT, sum_, edits, captures=captures, part=PART)
 
 
-def _routed(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode, site: Site) -> Site:
+def _operands(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode) -> list[str] | Reason:
+    """What `operands_of` a method are, or why it is not routed."""
     if owner is None:
-        return replace(site, reason=Reason("a function, which belongs to no module", Code.NO_OWNER))
+        return Reason("a function, which belongs to no module", Code.NO_OWNER)
     if not has_self(method):
-        return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
+        return Reason("self is not the method's module", Code.REPLACED)
     operands = operands_of(view, owner, method)
-    if isinstance(operands, Reason):
-        return replace(site, reason=operands.after("the method does not only add rows"))
-    slot = formula_slot(OP, _VARIANT)
-    code = ask(method, slot.name, "self", operands)
-    return replace(
-        site,
-        status=Status.ROUTED,
-        variant=_VARIANT,
-        captures=dict(zip(_OPERANDS, operands, strict=True)),
-        edits=before_body(view, method, code, f"{OP}/{_VARIANT}"),
-        slots=(slot,),
-    )
+    return operands.after("the method does not only add rows") if isinstance(operands, Reason) else operands
 
 
 def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> list[str] | Reason:
