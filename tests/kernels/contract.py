@@ -22,19 +22,9 @@ from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import operand_names
 
 __all__ = [
-    "BACKENDS",
-    "DEVICE",
-    "DTYPES",
-    "ELSEWHERE",
-    "OPS",
-    "Call",
-    "Case",
-    "Refusal",
-    "calls",
-    "cases",
-    "in_order",
-    "refusals",
-]
+    "BACKENDS", "DEVICE", "DTYPES", "ELSEWHERE", "OPS", "Call", "Case", "Refusal", "calls", "cases",
+    "in_order", "refusals",
+]  # fmt: skip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

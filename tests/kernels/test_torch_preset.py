@@ -15,16 +15,10 @@ from veomni_hook.tools.report.explanation import explain
 
 SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0}
 HYBRID = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
 #: By model: its configuration and model, what is special about the sizes, and variants that it has to meet.
 FAMILIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}, {"add_rms_norm/cast_before_weight"}),

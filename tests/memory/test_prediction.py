@@ -22,15 +22,9 @@ from veomni_hook.memory.prediction import predict
 from veomni_hook.tools.report.explanation import explain
 
 SIZES = {
-    "vocab_size": 1024,
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -74,14 +74,9 @@ def call(
     """Call a mask function of any release with those arguments that it has."""
     function = MASKS[name]
     offered = {
-        "config": config,
-        "inputs_embeds": embeds,
-        "attention_mask": None,
-        "past_key_values": None,
-        "cache": None,
-        "position_ids": positions,
-        **given,
-    }
+        "config": config, "inputs_embeds": embeds, "attention_mask": None, "past_key_values": None,
+        "cache": None, "position_ids": positions, **given,
+    }  # fmt: skip
     parameters = inspect.signature(function).parameters
     if "cache_position" in parameters:
         offered["cache_position"] = torch.arange(seen, seen + embeds.shape[1])

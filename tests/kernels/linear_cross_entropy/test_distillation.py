@@ -115,12 +115,8 @@ OBJECTIVES = {
     "alone": {"distillation": 1.0},
     "a share": {"distillation": 0.3},
     "weights, z-loss": {"distillation": 0.3, "z_loss": 0.01, "num_items": 7},
-    "a cap, float32": {
-        "distillation": 0.3,
-        "transform": Transform(divisor=0.7, softcap=3.0),
-        "accumulate": "float32",
-    },
-}
+    "a cap, float32": {"distillation": 0.3, "transform": Transform(divisor=0.7, softcap=3.0), "accumulate": "float32"},
+}  # fmt: skip
 
 
 @pytest.mark.sample(17)

@@ -78,12 +78,8 @@ def adapted_experts(
 
 
 _LAYOUTS = (
-    "gated",
-    "gated_transposed",
-    "biased_interleaved_alpha_gated",
-    "biased_alpha_gated_float32",
-    "ungated",
-)
+    "gated", "gated_transposed", "biased_interleaved_alpha_gated", "biased_alpha_gated_float32", "ungated",
+)  # fmt: skip
 
 CALLS = {
     "moe_experts in float8": partial(

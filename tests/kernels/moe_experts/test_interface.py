@@ -22,16 +22,10 @@ from veomni_hook.tools.report.explanation import explain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_experts": 4,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4,
     "num_experts_per_tok": 2,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

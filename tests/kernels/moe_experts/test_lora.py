@@ -30,16 +30,10 @@ GROUPED = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 TOLERANCES = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (1e-2, 4e-2)}
 WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_experts": 4,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4,
     "num_experts_per_tok": 2,
-}
+}  # fmt: skip
 GPT_OSS = {
     **{key: SIZES[key] for key in SIZES if key not in {"moe_intermediate_size", "num_experts"}},
     "intermediate_size": 16,

@@ -18,15 +18,9 @@ from veomni_hook.tools.report.explanation import explain
 
 WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-}
+    "vocab_size": 64, "hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 
 
 def adapted(home):

@@ -18,12 +18,8 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MOE = {**patched_qwen3.SIZES, "moe_intermediate_size": 16, "num_experts_per_tok": 3, "norm_topk_prob": True}
 LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-}
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
 #: By model: configuration and model, sizes, and the variant that it routes by.
 FAMILIES = {
     "qwen3_moe": (

@@ -91,12 +91,8 @@ def test_the_registry_has_it(variant: str) -> None:
 
 
 PROMOTES = {
-    "cast_before_weight",
-    "cast_to_weight",
-    "without_cast",
-    "gate_before_norm",
-    "gate_before_norm_grouped",
-}
+    "cast_before_weight", "cast_to_weight", "without_cast", "gate_before_norm", "gate_before_norm_grouped",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", FORMULAS)

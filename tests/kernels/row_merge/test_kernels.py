@@ -18,15 +18,9 @@ METHOD = torch.Tensor.masked_scatter
 BACKENDS = ["torch", "triton", "reference"]
 #: What makes the host wait for a GPU.
 READS = {
-    "nonzero",
-    "masked_select",
-    "_local_scalar_dense",
-    "item",
-    "index",
-    "index_put",
-    "masked_scatter",
+    "nonzero", "masked_select", "_local_scalar_dense", "item", "index", "index_put", "masked_scatter",
     "is_nonzero",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=BACKENDS)

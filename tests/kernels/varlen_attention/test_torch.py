@@ -17,14 +17,9 @@ from veomni_hook.kernels.varlen_attention import flash, operand_checks, referenc
 from veomni_hook.kernels.varlen_attention import torch as ours
 
 LENGTHS = {
-    "one": [7],
-    "equal": [4, 4, 4],
-    "different": [3, 5, 1],
-    "mixed": [4, 2, 4, 4, 2],
-    "runs": [4, 4, 2, 2],
-    "empty ones": [0, 3, 0, 3, 2, 0],
-    "in turn": [3, 2, 2, 5] * 5,
-}
+    "one": [7], "equal": [4, 4, 4], "different": [3, 5, 1], "mixed": [4, 2, 4, 4, 2], "runs": [4, 4, 2, 2],
+    "empty ones": [0, 3, 0, 3, 2, 0], "in turn": [3, 2, 2, 5] * 5,
+}  # fmt: skip
 OPTIONS: dict[str, Any] = {"attention_mask": None, "scaling": 0.3, "dropout": 0.0, "is_causal": False}
 OWNER = SimpleNamespace(is_causal=False, training=True, num_key_value_groups=1)
 

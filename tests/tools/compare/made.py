@@ -8,15 +8,9 @@ from veomni_hook.tools.compare.runs import Run
 STEADY = [1.0, 1.01, 0.99, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 KERNEL = {
-    "model": "M",
-    "op": "rms_norm",
-    "variant": "<v>",
-    "backend": "torch",
-    "reason": "why",
-    "ran": True,
-    "places": 2,
-    "calls": 8,
-}
+    "model": "M", "op": "rms_norm", "variant": "<v>", "backend": "torch", "reason": "why", "ran": True,
+    "places": 2, "calls": 8,
+}  # fmt: skip
 
 
 def run(hooked: bool, turn: int, seconds: list[float], losses: list[float], **changes) -> Run:

@@ -40,12 +40,8 @@ def side(losses=(6.0, 5.0, 4.5, *[4.0] * 9), answer="Paris", peak=1200, kernels=
         "kernels": list(kernels),
     }
     machine = {
-        "transformers": "5.23.0",
-        "torch": "2.13.0",
-        "device": "cpu",
-        "device_name": "CPU",
-        "threads": 2,
-    }
+        "transformers": "5.23.0", "torch": "2.13.0", "device": "cpu", "device_name": "CPU", "threads": 2,
+    }  # fmt: skip
     return {**machine, "parts": {part_name.value: part for part_name in demo.Way}}
 
 
