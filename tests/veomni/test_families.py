@@ -33,14 +33,9 @@ def facts(tmp_path_factory):
     def of_device(mode: str, device: str) -> dict[str, Any]:
         folders = [folder for folder, named in CONFIGS if named == device]
         return in_process(
-            tmp_path_factory.mktemp("families") / "cache",
-            "facts",
-            device,
-            *folders,
-            configs=[(folder, device) for folder in folders],
-            DEVICE=device,
-            **SETTINGS[mode],
-        )
+            tmp_path_factory.mktemp("families") / "cache", "facts", device, *folders,
+            configs=[(folder, device) for folder in folders], DEVICE=device, **SETTINGS[mode],
+        )  # fmt: skip
 
     def of_config(mode: str, folder: str, device: str) -> dict[str, Any]:
         given = of_device(mode, device)

@@ -55,14 +55,9 @@ def patched() -> Iterator[None]:
 def tiny(**changes: Any) -> LlamaConfig:
     """A config for masks; ``changes`` are set as attributes, and may be ones that the class does not have."""
     config = LlamaConfig(
-        vocab_size=31,
-        hidden_size=WIDTH,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        attn_implementation=changes.pop("attention", "sdpa"),
-    )
+        vocab_size=31, hidden_size=WIDTH, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, attn_implementation=changes.pop("attention", "sdpa"),
+    )  # fmt: skip
     for name, value in changes.items():
         setattr(config, name, value)
     return config

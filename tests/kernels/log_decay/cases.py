@@ -52,14 +52,9 @@ def case(variant):
     beside = variant == "softplus_and_sigmoid"
     rows, rereads = ("a", "b") if beside else ("a",), {"triton": (0,), "torch": (0,)} if beside else {}
     return Case(
-        lambda *of: of_heads(variant, *of),
-        SIZES,
-        batch=(64, 2, WHOLE),
-        rows=rows,
-        rounds=0.05,
-        rereads=rereads,
-        tolerance=CUT_OFF if beside else {},
-    )
+        lambda *of: of_heads(variant, *of), SIZES, batch=(64, 2, WHOLE), rows=rows, rounds=0.05,
+        rereads=rereads, tolerance=CUT_OFF if beside else {},
+    )  # fmt: skip
 
 
 CASES = {variant: case(variant) for variant in registry.ops()["log_decay"].variants}

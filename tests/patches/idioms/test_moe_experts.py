@@ -61,13 +61,9 @@ def assert_runs_alike(source, site, sentinel=COUNT - 1):
     """Check that the guarded module computes upstream's bits, and that the reference kernel ran."""
     for dtype in (torch.float32, torch.bfloat16):
         outcomes = compared(
-            source,
-            [site],
-            "BankExperts",
-            calls(dtype, sentinel),
-            arguments=(COUNT, WIDTH, INNER),
+            source, [site], "BankExperts", calls(dtype, sentinel), arguments=(COUNT, WIDTH, INNER),
             dtype=dtype,
-        )
+        )  # fmt: skip
         assert outcomes["moe_experts"].backend == "reference"
 
 

@@ -39,14 +39,9 @@ def planned(source, target, guard, *, before=None, digests=None, matches=1):
         found = document.find(target)
         digests = tuple(fingerprint(definition.node) for definition in found)
     patch = Patch(
-        PatchType.GUARD,
-        target,
-        guard,
-        description="Why.",
-        before=before,
-        fingerprints=digests,
+        PatchType.GUARD, target, guard, description="Why.", before=before, fingerprints=digests,
         matches=matches,
-    )
+    )  # fmt: skip
     task = task_of(document, patch)
     plan_guard(task)
     edits = task.plan.edits
