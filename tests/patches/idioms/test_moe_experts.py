@@ -1,10 +1,11 @@
-import ast
 import re
+from functools import partial
 
 import pytest
 import torch
 
-from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
+from tests.patches.idioms import applied
+from tests.patches.idioms.applied import changed, compared, executed, in_lines, sites_of, spliced
 from tests.patches.idioms.experts_lookalikes import (
     BATCHED,
     COMBINED,
@@ -31,23 +32,13 @@ def _references():
         yield
 
 
-def site_of(source):
-    (site,) = sites_of(moe_experts, source)
-    return site
+site_of = partial(applied.site_of, moe_experts)
 
 
 def reason_of(source):
     site = site_of(source)
     assert site.status is Status.MISSED and not site.edits
     return site.reason
-
-
-def changed(source, *changes):
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    ast.parse(source)
-    return source
 
 
 def calls(dtype=torch.float32, sentinel=COUNT - 1):
