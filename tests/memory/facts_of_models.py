@@ -5,8 +5,6 @@ trains), their norms, how many layers are checkpointed, what ran in parts, and h
 there were. The setting is the environment's; ``checkpointed``: the script enables checkpoints itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Predictions of a step's memory, against what the step takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

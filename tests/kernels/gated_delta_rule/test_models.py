@@ -1,7 +1,5 @@
 """Whole models with linear attention: samples that share a row are those that are alone."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
@@ -13,7 +11,7 @@ import torch
 from torch import nn
 from transformers.integrations import hub_kernels
 
-from tests.kernels.matching import close
+from tests.kernels.matching import close, grads_of
 from tests.kernels.patched_qwen3 import SIZES, load
 from tests.patches.upstream import HANDED
 from veomni_hook.errors import SamplesError
@@ -119,16 +117,12 @@ def step(model, calls):
     logits = torch.cat([model(use_cache=False, **call)[0] for call in calls], dim=1)
     torch.manual_seed(2)
     (logits * torch.randn_like(logits)).sum().backward()
-    return logits.detach(), {
-        name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
-    }
+    return logits.detach(), {name: each.clone() for name, each in grads_of(model).items()}
 
 
 def agree(found, expected, tolerance=2e-5):
     close(found[0], expected[0], tolerance)
-    assert found[1].keys() == expected[1].keys()
-    for name, truth in expected[1].items():
-        close(found[1][name], truth, 5 * tolerance)
+    close(found[1], expected[1], 5 * tolerance)
 
 
 @HANDED

@@ -1,7 +1,5 @@
 """Whole models whose layers mix the positions of a row: samples that share one stay apart, or it is an error."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The divergence from a teacher's k most probable tokens: of every backend, against the plain formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

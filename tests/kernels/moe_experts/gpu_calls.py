@@ -10,8 +10,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def experts(
     sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str], **casts: bool

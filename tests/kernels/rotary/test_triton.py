@@ -1,7 +1,5 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

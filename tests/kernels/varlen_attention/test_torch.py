@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from tests.kernels.dispatched import Operators
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.varlen_attention import flash, operand_checks, reference
 from veomni_hook.kernels.varlen_attention import torch as ours
@@ -34,6 +34,14 @@ def operands(lengths: list[int], dtype=torch.float32, heads=2, keys=2, width=8, 
     return tensors, bounds
 
 
+def side(kernel, bounds, options=OPTIONS):
+    return lambda q, k, v: kernel.full(q, k, v, bounds, sdpa_attention_forward, options)
+
+
+def loop(bounds):
+    return lambda q, k, v: upstreams(q, k, v, bounds)
+
+
 def upstreams(query, key, value, bounds):
     """The loop over segments, as modeling files have it; transformers' function refuses empty segments."""
     lengths = (bounds[1:] - bounds[:-1]).tolist()
@@ -48,44 +56,20 @@ def upstreams(query, key, value, bounds):
 def test_equals_the_loop_over_segments(lengths, dtype):
     tensors, bounds = operands(lengths, dtype)
     assert operand_checks.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
-    assert_matches(
-        lambda q, k, v: ours.full(q, k, v, bounds, sdpa_attention_forward, OPTIONS),
-        lambda q, k, v: upstreams(q, k, v, bounds),
-        tensors,
-    )
+    assert_matches(side(ours, bounds), loop(bounds), tensors)
 
 
 @pytest.mark.parametrize("options", [{}, {"scaling": None}, {"scaling": 0.5}])
 @pytest.mark.parametrize(("keys", "value_width"), [(4, 8), (2, 8), (1, 8), (4, 6)])
 def test_equals_the_formula(keys, value_width, options):
     tensors, bounds = operands([3, 5, 3], heads=4, keys=keys, value_width=value_width)
-    assert_matches(
-        lambda q, k, v: ours.full(q, k, v, bounds, sdpa_attention_forward, options),
-        lambda q, k, v: reference.full(q, k, v, bounds, sdpa_attention_forward, options),
-        tensors,
-    )
+    assert_matches(*(side(kernel, bounds, options) for kernel in (ours, reference)), tensors)
 
 
 def test_heads_of_columns_that_are_not_contiguous():
     tensors, bounds = operands([4, 2, 4])
     tensors = [each.transpose(2, 3).contiguous().transpose(2, 3) for each in tensors]
-    assert_matches(
-        lambda q, k, v: ours.full(q, k, v, bounds, sdpa_attention_forward, OPTIONS),
-        lambda q, k, v: upstreams(q, k, v, bounds),
-        tensors,
-    )
-
-
-class Calls(TorchDispatchMode):
-    """Counts operators by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.__name__.partition(".")[0])
-        return function(*args, **(kwargs or {}))
+    assert_matches(side(ours, bounds), loop(bounds), tensors)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +79,7 @@ def test_calls_are_few_and_boundaries_are_read_once(lengths, number):
     tensors, bounds = operands(lengths)
     operand_checks.lengths_of(bounds)
     for _ in range(2):
-        with Calls() as calls:
+        with Operators() as calls:
             ours.full(*tensors, bounds, sdpa_attention_forward, OPTIONS)
             assert operand_checks.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
         attention = [name for name in calls.names if "attention" in name]
