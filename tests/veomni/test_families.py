@@ -6,7 +6,6 @@ kernels round differently; the tolerance is that of the other tests of models (`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +20,6 @@ from tests.veomni.unable import UNABLE
 
 REPLACED = ("class_replacement", "method_override", "function_replacement")
 SETTINGS = {"alone": {"IDIOMS": "0"}, "with idioms": {"IDIOMS": "1", "KERNELS": "torch"}}
-
-Facts = Callable[[str, str, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import itertools
 import json
@@ -119,11 +118,6 @@ class Browser:
             facts["text"] = "\r"
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, **facts)
-
-    def screenshot(self, file: Path, *, whole: bool = False) -> None:
-        """Write a picture of what is seen, or of the whole page."""
-        data = self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        file.write_bytes(base64.b64decode(data))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

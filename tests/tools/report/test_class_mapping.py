@@ -1,7 +1,5 @@
 """transformers' own registry of classes beside the hook: who registers first makes no difference."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
