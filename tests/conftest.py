@@ -1,6 +1,7 @@
 import gc
 import os
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,3 +44,17 @@ def pytest_collection_finish():
 def seeded():
     """Every test draws the same numbers, alone and in any order."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def give_away(monkeypatch):
+    """Make a path another user's; without the right to, make this process another user to itself."""
+
+    def give(path: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, 4242, 4242, follow_symlinks=False)
+        else:
+            user = os.geteuid()
+            monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+
+    return give

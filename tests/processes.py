@@ -39,13 +39,9 @@ def started(
 ) -> subprocess.Popen[str]:
     """Python with these arguments, in the `environment`."""
     return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        env=environment(cache, **variables),
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, *map(str, command)], env=environment(cache, **variables), cwd=cwd,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def outputs(process: subprocess.Popen[str]) -> tuple[str, str]:

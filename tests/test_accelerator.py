@@ -134,14 +134,9 @@ def test_a_peak_is_the_allocators(npu):
 def test_a_run_on_it(npu, short, monkeypatch):
     x = torch.randn(4, 4)
     problem = Problem(
-        op="sum",
-        shape="4 x 4",
-        leaves=[x],
-        sides={"eager": torch.exp},
-        limit="bytes",
-        work={"forward": x.nbytes, "step": x.nbytes},
-        incoming={"backward": [torch.ones_like(x)]},
-    )
+        op="sum", shape="4 x 4", leaves=[x], sides={"eager": torch.exp}, limit="bytes",
+        work={"forward": x.nbytes, "step": x.nbytes}, incoming={"backward": [torch.ones_like(x)]},
+    )  # fmt: skip
     rows = {row.part: row for row in run.measured([problem], "npu")}
     assert list(rows) == ["forward", "step"]
     monkeypatch.setattr(run, "SHORT", 3.0)

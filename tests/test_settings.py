@@ -142,19 +142,6 @@ class TestFilesOfOthers:
         path.write_text("strict = true\n")
         return path
 
-    @pytest.fixture
-    def give_away(self, monkeypatch):
-        """Make a path another user's; without the right to, make this process another user to itself."""
-
-        def give(path: Path) -> None:
-            if os.geteuid() == 0:
-                os.chown(path, 4242, 4242, follow_symlinks=False)
-            else:
-                user = os.geteuid()
-                monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-
-        return give
-
     def refused(self, folder: Path, part: str) -> None:
         with pytest.warns(VeomniHookWarning, match="is ignored") as caught:
             resolved = resolve({}, str(folder))

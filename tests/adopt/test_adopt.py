@@ -9,7 +9,6 @@ from packaging.version import Version
 
 from tests import processes
 
-ROOT = Path(__file__).parents[2]
 NORM, LOSS = "rms_norm/cast_before_weight", "linear_cross_entropy/next_token"
 EVERYWHERE = {NORM, LOSS, "add_rms_norm/cast_before_weight", "gated_mlp/product", "rotary/half_split"}
 # Older releases sum the probabilities in the dtype of the router.

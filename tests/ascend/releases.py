@@ -18,8 +18,6 @@ from tests.ascend.wheel import ROOT
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.shared import ascend
 
-__all__ = ["Call", "calls", "supported", "table", "written"]
-
 DOCUMENT = ROOT / "docs" / "maintain" / "ascend.md"
 BEGIN, END = "<!-- written by python -m tests.ascend.releases -->\n", "<!-- end -->\n"
 

@@ -52,11 +52,6 @@ def fetch(version: str, seconds: float = 300) -> Path:
     return found
 
 
-def version_of(wheel: Path) -> str:
-    """Return the version that a wheel's name has."""
-    return wheel.name.split("-")[1]
-
-
 def schemas(wheel: Path) -> dict[str, str]:
     """Return the schema of every operator of a wheel, by its name with its overload's."""
     with zipfile.ZipFile(wheel) as archive:

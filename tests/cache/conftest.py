@@ -99,20 +99,6 @@ def no_lease_survives():
         lease.release(holder)
 
 
-@pytest.fixture
-def give_away(monkeypatch):
-    """Make a path another user's; without the right to, make this process another user to itself."""
-
-    def give(path: Path) -> None:
-        if os.geteuid() == 0:
-            os.chown(path, 4242, 4242, follow_symlinks=False)
-        else:
-            user = os.geteuid()
-            monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-
-    return give
-
-
 def run_in_child(work: Callable[[], Any], *, user: int | None = None) -> Any:
     """The JSON result of `work`, run in a forked child, as another user if asked for."""
     reading, writing = os.pipe()

@@ -1,7 +1,6 @@
 """What is seen of files, folders, variables and modules: content counts, dates do not."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from veomni_hook.cache import inputs
 from veomni_hook.cache.inputs import check_inputs, observe
 from veomni_hook.cache.trusted_folder import Defect
-
-Change = Callable[[Path], object]
 
 
 @pytest.mark.parametrize(

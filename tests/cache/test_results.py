@@ -5,15 +5,9 @@ from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
 
 def _hit():
     return Hit(
-        module="pkg.mod",
-        distribution="pkg",
-        version="1",
-        patch_hash="h",
-        path="/somewhere/mod.py",
-        code=compile("", "/somewhere/mod.py", "exec"),
-        text="größe\r\n".encode(),
-        report=b'{"applied": []}',
-    )
+        module="pkg.mod", distribution="pkg", version="1", patch_hash="h", path="/somewhere/mod.py",
+        code=compile("", "/somewhere/mod.py", "exec"), text="größe\r\n".encode(), report=b'{"applied": []}',
+    )  # fmt: skip
 
 
 def test_report_is_parsed_anew_each_time():

@@ -376,16 +376,8 @@ def test_writers_in_threads_never_show_half_an_entry(store, publish):
 
 def test_store_is_light_to_import():
     heavy = {
-        "json",
-        "hashlib",
-        "dataclasses",
-        "pathlib",
-        "tempfile",
-        "platformdirs",
-        "typing",
-        "inspect",
-        "re",
-    }
+        "json", "hashlib", "dataclasses", "pathlib", "tempfile", "platformdirs", "typing", "inspect", "re",
+    }  # fmt: skip
     script = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules); import veomni_hook.cache.store;"
         f"print(sorted({heavy!r} & (set(sys.modules) - before)), 'entry' in str(sys.modules))"

@@ -86,16 +86,10 @@ def _link(path):
 
 #: What is refused of folders and of files.
 BAD = [
-    (
-        lambda path: path.chmod(path.stat().st_mode & 0o700 | 0o020),
-        r"can be written by other users \(mode 0\d20\)",
-    ),
-    (
-        lambda path: path.chmod(path.stat().st_mode & 0o700 | 0o002),
-        r"can be written by other users \(mode 0\d02\)",
-    ),
+    (lambda path: path.chmod(path.stat().st_mode & 0o700 | 0o020), r"can be written by other users \(mode 0\d20\)"),
+    (lambda path: path.chmod(path.stat().st_mode & 0o700 | 0o002), r"can be written by other users \(mode 0\d02\)"),
     (_link, "is a symbolic link"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b", "a/b/file"])

@@ -11,14 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 CHECKPOINT = "Qwen/Qwen3-0.6B"
 CONFIG: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-}
+    "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+}  # fmt: skip
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):

@@ -79,14 +79,9 @@ def python(tmp_path):
             if value is not None:
                 variables[name] = value
         done = subprocess.run(
-            [sys.executable, *flags, "-c", code, *arguments],
-            env=variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+            [sys.executable, *flags, "-c", code, *arguments], env=variables, cwd=tmp_path,
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run

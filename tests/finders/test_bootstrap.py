@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from tests.finders.conftest import ROOT, SHOW, TINY, Ran
 from veomni_hook.finders.children import BOOTSTRAP
-
-Own = Callable[[str], Ran]
 
 
 @pytest.fixture

@@ -44,16 +44,8 @@ config = PatchConfig(source_module="accelerate.data_loader")
 config.add_post_import_block("ADDED = 1")
 """
 CHANGES = {
-    "idioms",
-    "kernels",
-    "memory",
-    "parallel",
-    "precision",
-    "speech",
-    "remote_code",
-    "host_values",
-    "patches",
-}
+    "idioms", "kernels", "memory", "parallel", "precision", "speech", "remote_code", "host_values", "patches",
+}  # fmt: skip
 #: No setting among these changes text: one case for all of them.
 OTHERS = [one.name for one in fields(Settings) if one.name not in {*CHANGES, "enabled"}]
 

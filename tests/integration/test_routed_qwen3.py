@@ -24,12 +24,10 @@ def patched(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def process_state():
-    torch.manual_seed(0)
-    held = (STATE.choice, STATE.active)
-    yield
-    STATE.choice, STATE.active = held
-    STATE.changed()
+def chosen():
+    with STATE.restored():
+        set_choice("torch")
+        yield
 
 
 ROUTES = {
@@ -107,7 +105,6 @@ def test_trains_as_upstream_does(patched, choice, tied):
 
 
 def test_every_kernel_ran(patched):
-    set_choice("torch")
     _, model = pair(patched)
     model(**batch())
     assert {row.backend for row in explain(model).rows} == {"torch"}
@@ -119,6 +116,7 @@ def test_every_kernel_ran(patched):
 
 
 def test_deactivated_it_is_upstream(patched):
+    set_choice("auto")
     set_active(False)
     upstream, model = pair(patched)
     inputs = batch()
@@ -139,7 +137,6 @@ def test_evaluates_and_generates_as_upstream_does(patched, choice):
 
 
 def test_a_loop_that_reads_logits(patched):
-    set_choice("torch")
     upstream, model = pair(patched)
     inputs = batch()
     kinds = []
@@ -159,7 +156,6 @@ def test_a_loop_that_reads_logits(patched):
 
 
 def test_outputs_as_tuples(patched):
-    set_choice("torch")
     upstream, model = pair(patched)
     inputs = {**batch(), "use_cache": False, "return_dict": False}
     expected, got = upstream(**inputs), model(**inputs)
@@ -168,7 +164,6 @@ def test_outputs_as_tuples(patched):
 
 
 def test_models_copy_pickle_and_save_as_upstream_does(patched, tmp_path):
-    set_choice("torch")
     upstream, model = pair(patched)
     inputs = batch()
     model(**inputs)
@@ -187,7 +182,6 @@ def test_models_copy_pickle_and_save_as_upstream_does(patched, tmp_path):
     "name", ["Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention", "Qwen3DecoderLayer", "Qwen3ForCausalLM"]
 )
 def test_compiles_in_one_graph(patched, name):
-    set_choice("torch")
     settings = tiny_config(num_hidden_layers=1)
     hidden = torch.randn(1, 6, 32)
     cos, sin = torch.randn(1, 6, 8), torch.randn(1, 6, 8)
@@ -212,7 +206,6 @@ def test_compiles_in_one_graph(patched, name):
 
 
 def test_two_models_of_one_class_do_not_disturb_each_other(patched):
-    set_choice("torch")
     _, reader = pair(patched)
     _, other = pair(patched)
     inputs = batch()

@@ -49,6 +49,39 @@ def modules(tmp_path_factory):
     return found
 
 
+@pytest.fixture(params=["torch", "triton"])
+def backend(request) -> str:
+    """The name of a backend that runs on a CPU."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+    return request.param
+
+
+@pytest.fixture
+def split_early(monkeypatch):
+    """Splits short rows of norms into two blocks, which the interpreter is done with sooner than with wide ones."""
+    from veomni_hook.kernels.rms_norm import tiles, triton
+
+    monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
+    monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
+    triton._backward_launch.cache_clear()
+    yield
+    triton._backward_launch.cache_clear()
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Processes short rows of norms in parts, too: up to the eight of the widest rows."""
+    from veomni_hook.kernels.rms_norm import tiles, triton
+
+    parts = ((40, 8, 4, True), (64, 8, 4, False), (tiles.MOST_COLUMNS, 32, 4, True))
+    monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
+    monkeypatch.setattr(tiles, "_PARTS", parts)
+    triton._backward_launch.cache_clear()
+    yield
+    triton._backward_launch.cache_clear()
+
+
 @pytest.fixture
 def anywhere():
     """Lets kernels run on a CPU that ask for a GPU, where Triton's are interpreted; nothing is compiled yet."""

@@ -1,4 +1,6 @@
-"""What every op declares for `test_contract`: ``tests/kernels/<op>/cases.py`` has a `Case` for each variant, in ``CASES``.
+"""What every op declares for `test_contract`: ``tests/kernels/<op>/cases.py`` has a `Case` for each variant.
+
+They are in ``CASES``, or a function ``case`` makes that of a variant.
 
 ``REFUSED`` there lists calls that kernels refuse. An op without the file fails, or says in `ELSEWHERE` why it has none.
 """
@@ -17,26 +19,11 @@ import pytest
 import torch
 
 from tests.kernels import declared
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.selection.declaration import Kernel
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import operand_names
 
-__all__ = [
-    "BACKENDS",
-    "DEVICE",
-    "DTYPES",
-    "ELSEWHERE",
-    "OPS",
-    "Call",
-    "Case",
-    "Refusal",
-    "calls",
-    "cases",
-    "in_order",
-    "refusals",
-]
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Those that run wherever the tests run: interpreted, on the double of torch_npu's operators, and as they are. Kernels
 #: of other packages have tests of their own.
@@ -151,8 +138,10 @@ class Call:
 @cache
 def cases(op: str) -> Mapping[str, Case]:
     """The op's cases by variant."""
-    declaration: Mapping[str, Case] = import_module(f"tests.kernels.{op}.cases").CASES
-    return declaration
+    module = import_module(f"tests.kernels.{op}.cases")
+    if hasattr(module, "CASES"):
+        return module.CASES
+    return {variant: module.case(variant) for variant in registry.ops()[op].variants}
 
 
 def in_order(op: str, variant: str, operands: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from typing import Any
 from veomni_hook.kernels.selection.declaration import Kernel
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 
-__all__ = ["kernel", "kernels", "pair", "reference", "refusal"]
-
 
 def kernels(op: str, backend: str) -> dict[str, Kernel]:
     """The declared kernels of a backend, by variant."""

@@ -17,8 +17,6 @@ from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.shared import launch
 
-__all__ = ["CHOICE", "faked"]
-
 OPS = (
     "rms_norm", "add_rms_norm", "gated_mlp", "rotary", "qk_norm_rotary", "nn_layer_norm", "add_layer_norm"
 )  # fmt: skip

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-__all__ = ["hasten"]
-
 
 @cache
 def hasten(*, look_for_overflows: bool) -> None:

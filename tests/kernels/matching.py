@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Largest difference, relative to the largest expected value, that rounding in another order explains.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -60,13 +62,43 @@ def assert_matches(
             close(found, truth, tolerance or usual)
 
 
-def close(found: torch.Tensor, truth: torch.Tensor, tolerance: float) -> None:
-    """Assert that the largest difference is within ``tolerance`` of the largest true value."""
+def close(found: Any, truth: Any, tolerance: float) -> None:
+    """Assert that the largest difference is within ``tolerance`` of the largest true value.
+
+    Of tensors, or of equally many in sequences, or in mappings with the same keys, one by one.
+    """
+    if isinstance(truth, Mapping):
+        assert found.keys() == truth.keys()
+        for name, each in truth.items():
+            _close(found[name], each, tolerance, f"{name}: ")
+    elif isinstance(truth, torch.Tensor):
+        _close(found, truth, tolerance)
+    else:
+        for one, other in zip(found, truth, strict=True):
+            close(one, other, tolerance)
+
+
+def _close(found: torch.Tensor, truth: torch.Tensor, tolerance: float, name: str = "") -> None:
     found, truth = found.double(), truth.double()
-    assert torch.equal(found.isnan(), truth.isnan())
+    assert torch.equal(found.isnan(), truth.isnan()), name
     found, truth = found.nan_to_num(), truth.nan_to_num()
-    error = (found - truth).abs().max().item()
-    assert error <= tolerance * max(truth.abs().max().item(), 1e-12), f"{error} of {truth.abs().max().item()}"
+    error, most = (found - truth).abs().max().item(), truth.abs().max().item()
+    assert error <= tolerance * max(most, 1e-12), f"{name}{error} of {most}"
+
+
+def grads_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of the parameters that have one, by name."""
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def results(
+    module: torch.nn.Module, x: torch.Tensor, run: Callable[..., torch.Tensor] = lambda module, x: module(x)
+) -> list[torch.Tensor]:
+    """The output of a module, and every gradient that is wanted of a step with it."""
+    x = x.clone().requires_grad_()
+    y = run(module, x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(each.grad for each in module.parameters() if each.requires_grad)]
 
 
 class _Saved:

@@ -22,15 +22,9 @@ UPSTREAM = "transformers.models.qwen3.modeling_qwen3"
 NAME = f"{UPSTREAM}_with_slots"
 #: Of models that run in milliseconds.
 SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 def load(folder: Path, upstream: str = UPSTREAM) -> ModuleType:

@@ -1,7 +1,5 @@
 """Whether Triton's kernels compile for GPUs, and fit into them, which the interpreter cannot show."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

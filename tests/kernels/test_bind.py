@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import io
 import pickle
@@ -124,16 +122,10 @@ class TestBind:
                 f"the hook is not active, so {UPSTREAM} was not patched",
                 "import veomni_hook.install",
             ),
-            (
-                "1",
-                True,
-                False,
-                f"too late: {UPSTREAM} was imported before it was active",
-                "import veomni_hook.install",
-            ),
+            ("1", True, False, f"too late: {UPSTREAM} was imported before it was active", "import veomni_hook.install"),
             (None, True, True, f"the hook found nothing to route in {UPSTREAM}", "VEOMNI_IDIOMS=0"),
         ],
-    )
+    )  # fmt: skip
     def test_a_model_that_is_not_patched_says_why(
         self, patched, monkeypatch, switch, active, asked, why, fix
     ):

@@ -41,6 +41,11 @@ EDITS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def chosen():
+    set_choice("torch")
+
+
 def edited(module: types.ModuleType, place: str, scope: dict[str, Any] | None = None) -> Callable[..., Any]:
     """What people make of a method: its source with another line, executed."""
     kind, method = place.split(".")
@@ -108,7 +113,6 @@ def family_of(place: str) -> str:
 @pytest.mark.parametrize(("edit", "place"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_the_edited_code_runs(modules, monkeypatch, edit, place):
     family = family_of(place)
-    set_choice("torch")
     upstream, patched = models(modules(family), family)
     if family in ("qwen3_moe", "gpt_oss"):  # which experts are compared must not depend on the implementation
         upstream.config._experts_implementation = patched.config._experts_implementation = "eager"
@@ -124,7 +128,6 @@ def test_the_edited_code_runs(modules, monkeypatch, edit, place):
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_next", "gemma3", "gpt_oss"])
 def test_lines_that_other_tools_replace_are_there_and_what_they_write_runs(modules, monkeypatch, family):
     """As Axolotl's LoRA kernels: all projections of a method, side by side, are searched for by their text."""
-    set_choice("torch")
     upstream, patched = models(modules(family), family)
     before = step(patched)
     place = next(each for each in dir(modules(family)[0]) if each.endswith("Attention"))
@@ -142,7 +145,6 @@ def test_lines_that_other_tools_replace_are_there_and_what_they_write_runs(modul
 
 def test_explain_says_so(modules, monkeypatch):
     module = modules("qwen3")[1]
-    set_choice("torch")
     _, patched = models(modules("qwen3"), "qwen3")
     on_class(module, patched, "Qwen3MLP.forward", monkeypatch)
     before = [row for row in explain(patched).rows if row.op == "gated_mlp"]
@@ -155,7 +157,6 @@ def test_explain_says_so(modules, monkeypatch):
 
 def test_other_globals_are_an_edit(modules, monkeypatch):
     """The same code with another helper in its globals."""
-    set_choice("torch")
     upstream, patched = models(modules("qwen3"), "qwen3")
     before = step(patched)
     for module in modules("qwen3"):
@@ -169,7 +170,6 @@ def test_other_globals_are_an_edit(modules, monkeypatch):
 
 def test_a_module_that_is_executed_again_edited(modules, monkeypatch):
     module = modules("qwen3")[1]
-    set_choice("torch")
     source = inspect.getsource(module).replace(*EDITS["Qwen3MLP.forward"])
     for scope in (dict(vars(module)), vars(module)):
         kept = dict(scope)
@@ -187,7 +187,6 @@ def test_a_module_that_is_executed_again_edited(modules, monkeypatch):
 def test_a_module_that_is_imported_again_keeps_its_kernels(modules):
     """Also for objects from before: their code is another object, and equal."""
     module = modules("qwen3")[1]
-    set_choice("torch")
     _, before = models(modules("qwen3"), "qwen3")
     kept = dict(vars(module))
     try:
@@ -204,7 +203,6 @@ def test_a_module_that_is_imported_again_keeps_its_kernels(modules):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["Qwen3MLP.forward", "Qwen3Attention.forward"])
 def test_compiled(modules, monkeypatch, place):
-    set_choice("torch")
     torch._dynamo.reset()
     pair = modules("qwen3")
     upstream, patched = models(pair, "qwen3", num_hidden_layers=1, layer_types=["full_attention"])
@@ -225,7 +223,6 @@ def test_compiled(modules, monkeypatch, place):
 @pytest.mark.slow
 def test_after_a_graph_break_the_code_is_the_patched_one(modules, monkeypatch):
     """dynamo makes functions of its own of the code before and after it."""
-    set_choice("torch")
     torch._dynamo.reset()
     _, patched = models(modules("qwen3"), "qwen3", num_hidden_layers=1, layer_types=["full_attention"])
     layer = patched.model.layers[0]
@@ -238,7 +235,6 @@ def test_after_a_graph_break_the_code_is_the_patched_one(modules, monkeypatch):
 
 def test_a_router_that_was_edited_is_not_recorded(modules, monkeypatch):
     module = modules("qwen3_moe")[1]
-    set_choice("torch")
     _, patched = models(modules("qwen3_moe"), "qwen3_moe")
     on_class(module, patched, "Qwen3MoeTopKRouter.forward", monkeypatch)
     with pytest.raises(RoutingError, match=EDITED), record(patched):
@@ -251,7 +247,6 @@ SLOT = Slot("gated_mlp", "product", __name__)
 def test_a_copy_by_value_runs_upstreams_code():
     """What pickles functions by value makes another slot, which knows no text."""
     copied, mlp = pickle.loads(pickle.dumps(SLOT)), nn.Linear(2, 2)
-    set_choice("torch")
     assert SLOT.kernel(mlp, torch.ones(2, 2), nn.SiLU()) is not None
     assert copied.kernel(mlp, torch.ones(2, 2), nn.SiLU()) is None
     assert EDITED in copied.outcome(mlp).reason
@@ -261,5 +256,4 @@ def test_slots_that_a_script_makes_are_asked_by_all():
     """Cells of a notebook are modules of this name, too."""
     scope = {"__name__": "__main__", "Slot": Slot}
     exec('slot = Slot("gated_mlp", "product", __name__)', scope)
-    set_choice("torch")
     assert scope["slot"].kernel(nn.Linear(2, 2), torch.ones(2, 2), nn.SiLU()) is not None

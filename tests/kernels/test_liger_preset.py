@@ -1,13 +1,11 @@
 """A patched model trained under the preset ``liger``: what one of its kernels returns, the next must take."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 import torch
 
-from tests.kernels.matching import close
+from tests.kernels.matching import DEVICE, close
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -17,7 +15,6 @@ from veomni_hook.tools.report.explanation import explain
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: What Liger computes on a CPU; its addition with norm and its gated MLP do not run in the interpreter.
 CHOICE = "liger" if DEVICE == "cuda" else "liger,add_rms_norm=eager,gated_mlp=eager"
 
@@ -68,5 +65,4 @@ def test_a_model_with_norms_of_queries_and_keys_trains(patched):
         found.append([loss.detach(), *(parameter.grad for parameter in each.parameters())])
     ran = {row.op for row in explain(model).rows if row.backend == "liger"}
     assert ran >= {"rms_norm", "rotary"}
-    for ours, theirs in zip(*found, strict=True):
-        close(ours, theirs, 1e-4)
+    close(*found, 1e-4)

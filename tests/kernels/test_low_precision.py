@@ -1,7 +1,5 @@
 """Models whose Linear layers multiply in fewer bits: nothing of that is lost where kernels run."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref
@@ -16,7 +14,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.kernels import patched_qwen3
 from tests.kernels.low_precision import KINDS, RoundedLinear, convert, wrap
-from tests.kernels.matching import close
+from tests.kernels.matching import DEVICE, close
 from tests.kernels.patched_qwen3 import batch, load
 from tests.kernels.test_compiled_model import KERNELS, operators
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -28,7 +26,6 @@ from veomni_hook.kernels.gated_mlp import triton as gated
 
 pytestmark = pytest.mark.usefixtures("anywhere")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = ",".join((*KERNELS.values(), "linear_cross_entropy=torch"))
 # A rounding that falls to the other side, as it may on another processor, moves one of a tensor's 512 numbers by a
 # seventh of the largest: 2 % of the tensor's norm. What rounds nothing is off by 20 % and more.
@@ -184,8 +181,7 @@ def test_experts_with_such_weights_are_left_to_upstream(tmp_path_factory):
             wrap(block.experts, name)
     found, expected = (trained_block(block, x) for block in blocks[::-1])
     assert (expected[0] - exact).abs().max() > OF_LOSS * exact.abs().max(), "nothing was rounded"
-    for got, truth in zip(found, expected, strict=True):
-        close(got, truth, 1e-5)
+    close(found, expected, 1e-5)
     (row,) = rows_of(blocks[1], "moe_experts")
     assert (row.backend, row.reason) == ("eager", "an operand is a RoundedWeight, not a plain tensor")
 

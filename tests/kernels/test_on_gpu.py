@@ -1,7 +1,5 @@
 """Every torch kernel on a CUDA device against upstream: outputs and gradients."""
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
 from types import SimpleNamespace

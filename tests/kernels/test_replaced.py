@@ -20,6 +20,7 @@ from torch.utils._device import DeviceContext
 from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 from transformers.loss import loss_utils
 
+from tests.kernels.matching import grads_of
 from tests.kernels.patched_qwen3 import SIZES
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.shared.function_modes import HARMLESS
@@ -38,6 +39,11 @@ FAMILIES = {
     "qwen3_next": ("Qwen3NextForCausalLM", Qwen3NextConfig, LINEAR),
     "gpt_oss": ("GptOssForCausalLM", GptOssConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
+
+
+@pytest.fixture(autouse=True)
+def chosen():
+    set_choice("torch")
 
 
 def doubled(function: Callable) -> Callable:
@@ -236,8 +242,7 @@ def step(model):
     model.zero_grad()
     out = model(input_ids=TOKENS, labels=TOKENS, use_cache=False)
     out.loss.backward()
-    grads = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    return out.loss.detach(), grads
+    return out.loss.detach(), grads_of(model)
 
 
 def same(one, other) -> bool:
@@ -252,7 +257,6 @@ def same(one, other) -> bool:
 def test_what_is_replaced_runs(modules, monkeypatch, case):
     family, replace = CASES[case]
     pair = modules(family)
-    set_choice("torch")
     upstream, patched = models(pair, family)
     before = step(patched)
     assert same(step(upstream), before)
@@ -276,7 +280,6 @@ class Tripled(nn.Module):
 
 def test_a_class_that_is_replaced_before_the_model_is_made(modules, monkeypatch):
     pair = modules("qwen3")
-    set_choice("torch")
     for module in pair:
         monkeypatch.setattr(module, "Qwen3RMSNorm", Tripled)
     upstream, patched = models(pair, "qwen3")
@@ -300,7 +303,6 @@ COMPILED = [
 def test_compiled_code_notices_it(modules, monkeypatch, case):
     family, replace = CASES[case]
     pair = modules(family)
-    set_choice("torch")
     torch._dynamo.reset()
     upstream, patched = models(pair, family, num_hidden_layers=1, layer_types=["full_attention"])
     for model in (upstream, patched):  # on 5.2.0 upstream's default for experts takes bfloat16 only, compiled
@@ -333,7 +335,6 @@ def test_an_eps_that_is_none_is_upstreams_error(modules, family, backend):
 
 @pytest.mark.parametrize("name", ["final_logit_softcapping"])
 def test_a_soft_cap_that_is_none_is_left_out(modules, name):
-    set_choice("torch")
     upstream, patched = models(modules("gemma3"), "gemma3", **{name: None})
     assert same(step(upstream), step(patched))
     assert any(row.op == "linear_cross_entropy" and row.backend == "torch" for row in explain(patched).rows)
@@ -387,7 +388,6 @@ def test_a_mode_that_intercepts_functions(modules, family, function, backend):
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["rsqrt", "silu"])
 def test_a_mode_that_intercepts_functions_of_compiled_code(modules, function):
-    set_choice("torch")
     torch._dynamo.reset()
     pair = modules("qwen3")
     upstream, patched = models(pair, "qwen3", num_hidden_layers=1, layer_types=["full_attention"])
@@ -400,7 +400,6 @@ def test_a_mode_that_intercepts_functions_of_compiled_code(modules, function):
 
 
 def test_modes_that_change_no_result_leave_kernels_on(modules):
-    set_choice("torch")
     _, patched = models(modules("qwen3"), "qwen3")
     with torch.device("cpu"), TransformGetItemToIndex(), BaseTorchFunctionMode():
         step(patched)

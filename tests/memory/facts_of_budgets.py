@@ -4,8 +4,6 @@ Printed as JSON, of each case: what was chosen, the budget, what a step really t
 checkpointed, and how far the gradients are from those without a budget.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -5,8 +5,6 @@ trains), their norms, how many layers are checkpointed, what ran in parts, and h
 there were. The setting is the environment's; ``checkpointed``: the script enables checkpoints itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -18,16 +16,10 @@ import torch
 from tests.multimodal import families
 
 SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 CHECKPOINTED = "checkpointed"
 EXPERTS = {
     "num_experts": 4,
@@ -36,13 +28,9 @@ EXPERTS = {
     "output_router_logits": True,
 }
 SIGHT = {
-    "hidden_size": 16,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 4,
-}
+    "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "image_size": 16, "patch_size": 4,
+}  # fmt: skip
 PACKED, BFLOAT16 = "Trainer with its checkpoints and packed samples", "Trainer in bfloat16"
 #: Norms behind the MLP; experts; layers in a list of their own function; dropout; towers whose features go to
 #: several layers, leave them in front of the last, or see each other; what libraries train.
@@ -50,14 +38,7 @@ MODELS = {
     "llama": {},
     "gemma2": {"sliding_window": 8},
     "qwen3_moe": EXPERTS,
-    "gpt2": {
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 4,
-        "vocab_size": 96,
-        "attn_pdrop": 0.1,
-        "resid_pdrop": 0.1,
-    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "attn_pdrop": 0.1, "resid_pdrop": 0.1},
     "llama with LoRA": {},
     "qwen3_vl": {
         **families.FAMILIES["qwen3_vl"][1],
@@ -76,7 +57,7 @@ MODELS = {
         "mm_tokens_per_image": 4,
     },
     **{f"llama by {trainer}": {} for trainer in ("accelerate", "Trainer", PACKED, BFLOAT16)},
-}
+}  # fmt: skip
 #: Tokens of an image; 0: of each image its own number.
 PICTURES = {"qwen3_vl": 0, "llava": 16, "gemma3": 4}
 #: How often what ran in parts.

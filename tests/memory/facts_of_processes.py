@@ -3,8 +3,6 @@
 The settings are the environment's. Processes that share sequences have the same batch, others have their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """A stack of layers with attention and a wide MLP, as upstream's are, without upstream."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Budgets of memory: what is chosen for a model that trains, and what its step then takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.once import once

@@ -1,7 +1,5 @@
 """Attention for some heads at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Small models with each part of the setting ``memory``, in unchanged scripts."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.memory.facts_of_models import BFLOAT16, CHECKPOINTED, MODELS, PACKED

@@ -1,7 +1,5 @@
 """Predictions of a step's memory, against what the step takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -22,15 +20,9 @@ from veomni_hook.memory.prediction import predict
 from veomni_hook.tools.report.explanation import explain
 
 SIZES = {
-    "vocab_size": 1024,
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")

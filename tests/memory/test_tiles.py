@@ -1,7 +1,5 @@
 """Modules that run on some positions at a time compute the same."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest
@@ -37,16 +35,14 @@ def test_loss_and_gradients(setting, shape):
     found = step(
         Stack(mlp=Tiled), x, checkpoint.run if "checkpoint" in setting else lambda layer, x: layer(x)
     )
-    for a, b in zip(found, expected, strict=True):
-        close(a, b, 1e-6)
+    close(found, expected, 1e-6)
 
 
 def test_gradients_of_parameters_are_summed_in_float32():
     stack, tiled = Stack().bfloat16(), Stack(mlp=Tiled).bfloat16()
     parts.tell("tiles=1")
     x = inputs(4, 64).bfloat16()
-    for a, b in zip(step(tiled, x), step(stack, x), strict=True):
-        close(a, b, 2e-2)
+    close(step(tiled, x), step(stack, x), 2e-2)
 
 
 @pytest.mark.parametrize("frozen", ["x", "parameters", "bias", "x and parameters"])
@@ -121,8 +117,7 @@ def test_a_graph_that_is_kept_is_used_twice():
     loss = mlp(x).square().sum()
     once = torch.autograd.grad(loss, [x, *mlp.parameters()], retain_graph=True)
     twice = torch.autograd.grad(loss, [x, *mlp.parameters()])
-    for a, b in zip(once, twice, strict=True):
-        close(a, b, 0)
+    close(once, twice, 0)
 
 
 @tiles.by_position
@@ -163,8 +158,7 @@ def test_second_derivatives(shape):
         (first,) = torch.autograd.grad(mlp(x).pow(3).sum(), x, create_graph=True)
         slopes.append(torch.autograd.grad(first.square().sum(), [x, *mlp.parameters()]))
     assert mlp.calls > 1
-    for a, b in zip(*slopes, strict=True):
-        close(a, b, 1e-5)
+    close(*slopes, 1e-5)
 
 
 def test_random_numbers_of_a_recorded_backward_are_those_of_the_forward():

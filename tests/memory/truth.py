@@ -1,7 +1,5 @@
 """What a step really takes on a CPU, as PyTorch's profiler sees its allocator."""
 
-from __future__ import annotations
-
 import gc
 
 import torch

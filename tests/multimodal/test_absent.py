@@ -165,12 +165,7 @@ HALVES = nn.Sequential(nn.Conv2d(1, 5, 3, 2), nn.Conv2d(5, 6, 3, 2), nn.Linear(1
         (MERGED, nn.Linear(12, 8), {}, [(4, 12), (1, 3), (1,)]),
         (VIDEO, nn.Linear(12, 8), {"spatial_merge_size": 1, "temporal_merge_size": 2}, [(8, 12), (1, 3)]),
         (PLACES, nn.Linear(12, 8), {"pooling_kernel_size": 3}, [(1, 9, 12), (1, 9, 2), (1,)]),
-        (
-            PLACES,
-            nn.Linear(12, 8),
-            {"pooling_kernel_size": 3, "layout": "groups"},
-            [(1, 1, 9, 12), (1, 1, 9, 2), (1,)],
-        ),
+        (PLACES, nn.Linear(12, 8), {"pooling_kernel_size": 3, "layout": "groups"}, [(1, 1, 9, 12), (1, 1, 9, 2), (1,)]),
         (SHAPES, nn.Linear(12, 8), {"downsample_factor": 2}, [(1, 16, 12), (1, 2), (1, 16)]),
         (
             SOUND,
@@ -178,19 +173,14 @@ HALVES = nn.Sequential(nn.Conv2d(1, 5, 3, 2), nn.Conv2d(5, 6, 3, 2), nn.Linear(1
             {"num_mel_bins": 9, "n_window": 5, "max_source_positions": 7},
             [(1, 9, 10), (1, 10), None],
         ),
-        (
-            SOUND[:2],
-            nn.Conv1d(9, 8, 3),
-            {"num_mel_bins": 9, "max_source_positions": 7},
-            [(1, 9, 14), (1, 14)],
-        ),
+        (SOUND[:2], nn.Conv1d(9, 8, 3), {"num_mel_bins": 9, "max_source_positions": 7}, [(1, 9, 14), (1, 14)]),
         (SOUND[:2], nn.Conv1d(9, 8, 3), {}, [(1, 9, 64), (1, 64)]),
         (SOUND[:1], nn.Linear(12, 8), {}, [(1, 64, 12)]),
         (SOUND[:1], nn.Linear(12, 8), {"num_mel_bins": 4, "subsampling_factor": 3}, [(1, 64, 4)]),
         (SOUND[:2], HALVES, {}, [(1, 64, 12), (1, 64)]),
         (SOUND[:2], HALVES, {"n_window": 5, "num_mel_bins": 7}, [(1, 7, 10), (1, 10)]),
     ],
-)
+)  # fmt: skip
 def test_placeholders_have_the_sizes_of_the_tower(names, layer, config, shapes):
     layer.config = SimpleNamespace(**{name: each for name, each in config.items() if name != "layout"})
     how = {"layout": config.get("layout", ""), "dtype": torch.bfloat16, "device": torch.device("cpu")}

@@ -16,20 +16,12 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from veomni_hook.errors import ParallelError
+from tests.parallel.small import refusal
 from veomni_hook.parallel import collectives, data_shard, groups, peer_memory, process
 from veomni_hook.parallel.collectives import all_averaged, gathered, own_part, to_heads, to_positions
 
 FACTS: dict[str, object] = {}
 GROUP: Any = None
-
-
-def message(call: object) -> str:
-    try:
-        call()
-    except ParallelError as error:
-        return str(error)
-    return "no error"
 
 
 def whole(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -205,12 +197,12 @@ def check_refusals() -> None:
 def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
     """Return all of them; ``join`` joins the group of processes."""
     global GROUP
-    FACTS["not initialised"] = message(groups.sequence_group)
+    FACTS["not initialised"] = refusal(groups.sequence_group)
     FACTS["data before"] = data_shard()
     join()
     process.tell("sp=3")
-    FACTS["not divided"] = message(groups.sequence_group)
-    FACTS["data not divided"] = message(data_shard)
+    FACTS["not divided"] = refusal(groups.sequence_group)
+    FACTS["data not divided"] = refusal(data_shard)
     process.tell(sizes)
     GROUP = groups.sequence_group()
     assert groups.sequence_group() is GROUP

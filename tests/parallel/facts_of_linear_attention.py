@@ -10,7 +10,8 @@ from transformers.models.olmo_hybrid import modeling_olmo_hybrid as modeling
 
 import veomni_hook
 from tests.parallel import small
-from tests.parallel.facts_of_sequence import gradients, refusal
+from tests.parallel.facts_of_sequence import gradients
+from tests.parallel.small import refusal
 from veomni_hook.parallel import process
 
 

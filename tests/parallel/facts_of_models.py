@@ -55,12 +55,8 @@ def compare(case: str, sizes: str) -> dict[str, Any]:
     worst, name = small.worst(split, one)
     calls = sum(module.__dict__.get("_veomni_sequence") is not None for module in model.modules())
     return {
-        "worst": worst,
-        "name": name,
-        "tensors": len(one),
-        "split": calls,
-        "rings": sorted(sizes_of_rings),
-    }
+        "worst": worst, "name": name, "tensors": len(one), "split": calls, "rings": sorted(sizes_of_rings),
+    }  # fmt: skip
 
 
 @contextmanager

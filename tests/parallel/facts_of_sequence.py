@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import veomni_hook
 from tests.parallel import small
 from tests.parallel.facts_of_models import rings
-from veomni_hook.errors import ParallelError
+from tests.parallel.small import refusal
 from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.parallel import collectives, process
 
@@ -31,14 +31,6 @@ CHECKS: dict[str, Callable[[], Any]] = {}
 def check(function: Callable[[], Any]) -> Callable[[], Any]:
     CHECKS[function.__name__] = function
     return function
-
-
-def refusal(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except ParallelError as error:
-        return str(error)
-    return "no error"
 
 
 def gradients(model: Any, sizes: str, run: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:

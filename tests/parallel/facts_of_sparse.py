@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import veomni_hook
 from tests.parallel import small
-from tests.parallel.facts_of_sequence import refusal
+from tests.parallel.small import refusal
 from veomni_hook.parallel import process
 
 #: Positions of a batch in which what grows with their square is nearly everything.

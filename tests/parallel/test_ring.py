@@ -50,13 +50,9 @@ def test_two_key_heads_in_four_processes(ranks):
 
 def test_heads_that_cannot_be_divided(ranks):
     check(
-        ranks,
-        2,
-        2,
-        f"llama/sdpa/plain/15/{THREE}",
-        f"llama/eager/padded/15/{THREE}",
+        ranks, 2, 2, f"llama/sdpa/plain/15/{THREE}", f"llama/eager/padded/15/{THREE}",
         f"llama/sdpa/packed/16/{THREE}",
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.slow

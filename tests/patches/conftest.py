@@ -20,6 +20,14 @@ from veomni_hook.patches.spec import PatchConfig
 DATA = Path(__file__).parents[1] / "data"
 ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 HEAD = "from veomni_hook.patches.spec import *\nconfig = PatchConfig('pkg.upstream')\n"
+#: A pattern for the end of a causal language model's forward.
+LOSS_TAIL = """
+    logits = self.lm_head({hidden})
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits=logits, labels=labels, **{loss_kwargs})
+    return {output}(loss=loss, logits=logits, **{fields})
+"""
 _NUMBERS = itertools.count()
 
 

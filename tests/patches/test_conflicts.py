@@ -3,14 +3,13 @@ import re
 import pytest
 
 from tests.patches import doubling
+from tests.patches.conftest import ORIGIN
 from veomni_hook.errors import PatchConflictError, PatchTargetError
 from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.engine import Origin, applicable, patch_source
+from veomni_hook.patches.engine import applicable, patch_source
 from veomni_hook.patches.spec import PatchConfig
 from veomni_hook.patches.steps import is_builtin, same_config
-
-ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 
 UPSTREAM = """\
 def helper(x):

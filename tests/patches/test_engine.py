@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.patches.conftest import ORIGIN
 from tests.patches.upstream import modeling_files
 from veomni_hook.errors import ConfigError
 from veomni_hook.patches.code.document import Document
@@ -16,7 +17,6 @@ from veomni_hook.patches.engine import Origin, applicable, patch_source
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import PatchConfig
 
-ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 UPSTREAM = '''\
 """Doc."""
 import os

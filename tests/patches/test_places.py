@@ -95,13 +95,9 @@ def test_a_patch_of_patchgens_has_the_line_of_its_function():
 
     patch = SimpleNamespace(patch_type="method_override", target="A.f", replacement=f)
     theirs = PatchConfig(
-        source_module="m",
-        patches=[patch],
-        additional_imports=[],
-        helpers=[],
-        exclude=["A"],
+        source_module="m", patches=[patch], additional_imports=[], helpers=[], exclude=["A"],
         target_file="x.py",
-    )
+    )  # fmt: skip
     config = adopt(theirs)
     assert config.place_of(config.patches[0]) == f"{__file__}:{f.__code__.co_firstlineno}"
     assert config.place_of("A") == config.origin

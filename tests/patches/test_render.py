@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.patches.conftest import LOSS_TAIL
 from tests.patches.upstream import modeling_files, source_of
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.comparison import fingerprint
@@ -208,13 +209,6 @@ def guard_loss(self, labels, hidden, loss_kwargs, output, fields):
         return output(loss=value, logits=late, **fields)
 
 
-LOSS_TAIL = """
-    logits = self.lm_head({hidden})
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits=logits, labels=labels, **{loss_kwargs})
-    return {output}(loss=loss, logits=logits, **{fields})
-"""
 QWEN3 = "transformers.models.qwen3.modeling_qwen3"
 
 

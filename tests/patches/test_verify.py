@@ -1,14 +1,12 @@
 import pytest
 
+from tests.patches.conftest import ORIGIN
 from veomni_hook.errors import PatchConflictError, PatchError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, place_edits
-from veomni_hook.patches.engine import Origin
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchConfig
 from veomni_hook.patches.verify import check_overlaps, check_text, untouched
-
-ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 
 SOURCE = "def f():\n    return 1\n\n\nclass A:\n    x = 1\n"
 

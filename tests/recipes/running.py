@@ -23,15 +23,9 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     """The environment of a script that runs in a folder: no settings but these, a cache of its own, no hub."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     return {
-        **kept,
-        "PYTHONPATH": str(ROOT),
-        "VEOMNI_CACHE_DIR": str(folder / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        **variables,
-    }
+        **kept, "PYTHONPATH": str(ROOT), "VEOMNI_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **variables,
+    }  # fmt: skip
 
 
 def run(command: list[str], folder: Path, limit: int, variables: dict[str, str]) -> str:

@@ -13,17 +13,11 @@ from veomni_hook.patches.code.tree import last_name
 
 #: Functions of torch and methods of tensors with parameters that have one name in all releases.
 _TORCH = {
-    "torch.matmul": ("input", "other"),
-    "torch.cat": ("tensors", "dim"),
-    "torch.rsqrt": ("input",),
-    "torch.topk": ("input", "k", "dim"),
-    "torch.sigmoid": ("input",),
-    "F.linear": ("input", "weight", "bias"),
-    "F.softmax": ("input", "dim"),
-    "F.silu": ("input",),
-    "nn.functional.softmax": ("input", "dim"),
+    "torch.matmul": ("input", "other"), "torch.cat": ("tensors", "dim"), "torch.rsqrt": ("input",),
+    "torch.topk": ("input", "k", "dim"), "torch.sigmoid": ("input",), "F.linear": ("input", "weight", "bias"),
+    "F.softmax": ("input", "dim"), "F.silu": ("input",), "nn.functional.softmax": ("input", "dim"),
     "nn.functional.linear": ("input", "weight", "bias"),
-}
+}  # fmt: skip
 _METHODS = {"unsqueeze": ("dim",), "softmax": ("dim",), "chunk": ("chunks", "dim"), "topk": ("k", "dim")}
 
 

@@ -262,10 +262,7 @@ FAILS = {
         lambda model, routes: replayed(model, routes, {"input_ids": BATCH["input_ids"][:, :5]}),
         "for 24 tokens, but the router chooses 3 of 8 for 10",
     ),
-    "another top k": (
-        lambda model, routes: replayed(model, cut(routes, width=2), BATCH),
-        "are 2 of 8 experts",
-    ),
+    "another top k": (lambda model, routes: replayed(model, cut(routes, width=2), BATCH), "are 2 of 8 experts"),
     "more experts": (lambda model, routes: replayed(model, cut(routes, 9), BATCH), "3 of 9 experts"),
     "twice": (
         lambda model, routes: replayed(model, routes, BATCH, BATCH),
@@ -277,10 +274,7 @@ FAILS = {
         r"(?s)recorded calls of 2 routers were not replayed.*as_sequences\(batch\)",
     ),
     "a rollout": (rolled_out, r"Routes\.as_sequences\(batch\) makes one call"),
-    "a rollout by name": (
-        lambda _, routes: cut(routes, calls=2)[GATE],
-        r"as_sequences\(batch\) makes one call",
-    ),
+    "a rollout by name": (lambda _, routes: cut(routes, calls=2)[GATE], r"as_sequences\(batch\) makes one call"),
     "another number of sequences": (
         lambda _, routes: unequal(routes).as_sequences(3),
         "had 24? tokens: not the same number for each of 3",
@@ -296,12 +290,9 @@ FAILS = {
     ),
     "replaced": (replaced, "model.layers.1.mlp.gate"),
     "wrong numbers": (lambda *_: Routes({GATE: torch.tensor([[0, 8]])}, 8), "numbers outside of 0 to 7"),
-    "doubled numbers": (
-        lambda *_: Routes({GATE: torch.tensor([[5, 1, 5]])}, 8),
-        "an expert twice for one token",
-    ),
+    "doubled numbers": (lambda *_: Routes({GATE: torch.tensor([[5, 1, 5]])}, 8), "an expert twice for one token"),
     "unpatched": (lambda *_: record(torch.nn.Linear(2, 2)).__enter__(), "has no kernel slots"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("act", "said"), FAILS.values(), ids=FAILS)

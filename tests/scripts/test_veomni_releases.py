@@ -1,7 +1,5 @@
 """The table of VeOmni's configs on newer releases; a run over all of them needs VeOmni and minutes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

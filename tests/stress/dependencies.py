@@ -186,13 +186,9 @@ def _in_path(world: _World) -> None:
 def _in_script(world: _World) -> None:
     module = world.draw.choice(_MODULES)
     choices = (
-        [],
-        [],
-        [f"import {module}"],
-        [f"import {module} as m; m.value = {world.draw.randrange(9)}"],
-        ["import pack, space"],
-        ["import config0"],
-    )
+        [], [], [f"import {module}"], [f"import {module} as m; m.value = {world.draw.randrange(9)}"],
+        ["import pack, space"], ["import config0"],
+    )  # fmt: skip
     world.before = world.draw.choice(choices)
 
 

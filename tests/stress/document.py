@@ -14,8 +14,6 @@ from tests.stress.result import COLUMNS, Part, markdown, table
 from tests.stress.stand import ROOT
 from tests.stress.tamperings import HARMLESS, REFUSED, REPAIRED, TAMPERINGS, Tampering
 
-__all__ = ["PAGE", "outcomes", "rows", "sums", "write"]
-
 PAGE = ROOT / "docs" / "maintain" / "stress.md"
 BEGIN, END = "<!-- written by make stress ARGS=--document -->\n", "<!-- end -->\n"
 

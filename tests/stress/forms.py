@@ -215,10 +215,6 @@ def _auxiliary() -> list[Form]:
 def forms() -> dict[str, list[Form]]:
     """Every form, by op."""
     return {
-        "norms": _norms(),
-        "rotary": _rotary(),
-        "MLPs": _mlps(),
-        "experts": _experts(),
-        "routers": _routers(),
+        "norms": _norms(), "rotary": _rotary(), "MLPs": _mlps(), "experts": _experts(), "routers": _routers(),
         "losses": _auxiliary() + _models(),
-    }
+    }  # fmt: skip

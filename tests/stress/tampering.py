@@ -157,16 +157,9 @@ class _Trial:
         canary = self.folder / "canary"
         canary.unlink(missing_ok=True)
         return Scene(
-            self.cache,
-            self.pieces,
-            self.others,
-            self.foreign,
-            outside,
-            self.draw,
-            canary,
-            self._give_away,
+            self.cache, self.pieces, self.others, self.foreign, outside, self.draw, canary, self._give_away,
             byte,
-        )
+        )  # fmt: skip
 
     def _give_away(self, path: Path) -> None:
         if os.geteuid() == 0:

@@ -160,12 +160,14 @@ def _of_another_tag(scene: Scene, piece: str) -> None:
     scene.pieces[piece].write_bytes(data.replace(b"python-", b"pypyxx-", 1))
 
 
-def _of_another_module(scene: Scene, piece: str) -> None:
-    shutil.copyfile(scene.others[piece], scene.pieces[piece])
+def _copied(source: str, *names: str) -> Callable[[Scene, str], None]:
+    """The piece, or these, of the scene's ``others`` or ``foreign`` in place of its own."""
 
+    def act(scene: Scene, piece: str) -> None:
+        for name in names or (piece,):
+            shutil.copyfile(getattr(scene, source)[name], scene.pieces[name])
 
-def _of_another_release(scene: Scene, piece: str) -> None:
-    shutil.copyfile(scene.foreign[piece], scene.pieces[piece])
+    return act
 
 
 def _exchanged(scene: Scene, piece: str) -> None:
@@ -233,10 +235,6 @@ def _socket(scene: Scene, piece: str) -> None:
     path.chmod(0o600)
 
 
-def _folder_for_a_file(scene: Scene, piece: str) -> None:
-    _emptied_folder(scene, piece)
-
-
 def _full_folder_for_a_file(scene: Scene, piece: str) -> None:
     _emptied_folder(scene, piece)
     (scene.pieces[piece] / "file").write_text("content")
@@ -286,17 +284,6 @@ def _locked(scene: Scene, piece: str) -> None:
     descriptor = os.open(scene.pieces[piece], os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     scene.locks.append(descriptor)
-
-
-def _moved_in(scene: Scene, piece: str) -> None:
-    """The other module's pieces, all together, in this one's place."""
-    for name in ("text", "bytecode", "manifest"):
-        shutil.copyfile(scene.others[name], scene.pieces[name])
-
-
-def _entry_of_another_release(scene: Scene, piece: str) -> None:
-    for name in ("text", "bytecode", "manifest"):
-        shutil.copyfile(scene.foreign[name], scene.pieces[name])
 
 
 def _all_but_the_manifest(scene: Scene, piece: str) -> None:
@@ -391,11 +378,11 @@ TAMPERINGS: tuple[Tampering, ...] = (
     Tampering("another interpreter's", "the tag of another interpreter", ("bytecode",), _of_another_tag),
     Tampering("compiled elsewhere", "bytecode that names another file, as in a cache that was moved", ("bytecode",), _copied_from_elsewhere),
     # Of whom a file is.
-    Tampering("another module's", "the same piece of another module's entry, copied over it", _SEALED, _of_another_module),
-    Tampering("another release's", "the same piece, stored for another release of the module", _SEALED, _of_another_release),
+    Tampering("another module's", "the same piece of another module's entry, copied over it", _SEALED, _copied("others")),
+    Tampering("another release's", "the same piece, stored for another release of the module", _SEALED, _copied("foreign")),
     Tampering("exchanged", "two modules' pieces in each other's place", _SEALED, _exchanged),
-    Tampering("another module's entry", "all pieces of another module, copied over this one's", _ENTRY, _moved_in),
-    Tampering("another release's entry", "all pieces of another release, copied over this one's", _ENTRY, _entry_of_another_release),
+    Tampering("another module's entry", "all pieces of another module, copied over this one's", _ENTRY, _copied("others", *_SEALED)),
+    Tampering("another release's entry", "all pieces of another release, copied over this one's", _ENTRY, _copied("foreign", *_SEALED)),
     # What stands in a file's place.
     Tampering("missing", "removed", (*FILES, LEASE), _removed),
     Tampering("manifest alone", "text and bytecode removed", _ENTRY, _all_but_the_manifest),
@@ -406,7 +393,7 @@ TAMPERINGS: tuple[Tampering, ...] = (
     Tampering("second hard link", "a second name outside of the cache", (*FILES, LEASE), _second_hard_link, HARMLESS),
     Tampering("named pipe", "a named pipe, at which a start must not wait", (*FILES, LEASE), _pipe, outcomes=((LEASE, REFUSED),)),
     Tampering("socket", "a socket", (*FILES, LEASE), _socket, outcomes=((LEASE, REFUSED),)),
-    Tampering("folder", "an empty folder", (*FILES, LEASE), _folder_for_a_file, REFUSED),
+    Tampering("folder", "an empty folder", (*FILES, LEASE), _emptied_folder, REFUSED),
     Tampering("full folder", "a folder with a file", (*FILES, LEASE), _full_folder_for_a_file, REFUSED),
     # Who could have written it.
     Tampering("group can write", "mode g+w", (*FILES, LEASE), _mode(0o020), outcomes=((LEASE, REFUSED),)),

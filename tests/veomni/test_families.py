@@ -6,7 +6,6 @@ kernels round differently; the tolerance is that of the other tests of models (`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +21,6 @@ from tests.veomni.unable import UNABLE
 REPLACED = ("class_replacement", "method_override", "function_replacement")
 SETTINGS = {"alone": {"IDIOMS": "0"}, "with idioms": {"IDIOMS": "1", "KERNELS": "torch"}}
 
-Facts = Callable[[str, str, str], dict[str, Any]]
-
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
@@ -33,14 +30,9 @@ def facts(tmp_path_factory):
     def of_device(mode: str, device: str) -> dict[str, Any]:
         folders = [folder for folder, named in CONFIGS if named == device]
         return in_process(
-            tmp_path_factory.mktemp("families") / "cache",
-            "facts",
-            device,
-            *folders,
-            configs=[(folder, device) for folder in folders],
-            DEVICE=device,
-            **SETTINGS[mode],
-        )
+            tmp_path_factory.mktemp("families") / "cache", "facts", device, *folders,
+            configs=[(folder, device) for folder in folders], DEVICE=device, **SETTINGS[mode],
+        )  # fmt: skip
 
     def of_config(mode: str, folder: str, device: str) -> dict[str, Any]:
         given = of_device(mode, device)

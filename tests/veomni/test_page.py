@@ -68,13 +68,9 @@ def run(home):
             "VEOMNI_DEVICE": device,
         }
         done = subprocess.run(
-            [sys.executable, "-m", *arguments],
-            cwd=home,
-            env=environment | settings,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+            [sys.executable, "-m", *arguments], cwd=home, env=environment | settings, capture_output=True,
+            text=True, timeout=600,
+        )  # fmt: skip
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return done.stdout
 

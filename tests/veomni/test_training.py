@@ -37,14 +37,8 @@ def test_losses_are_the_same_bits(generated, tmp_path, first):
 
 def test_losses_agree_with_idioms(generated, tmp_path):
     given = in_process(
-        tmp_path / "cache",
-        "train",
-        "hook",
-        "models",
-        *FAMILIES,
-        configs=CONFIGS,
-        KERNELS="torch",
+        tmp_path / "cache", "train", "hook", "models", *FAMILIES, configs=CONFIGS, KERNELS="torch",
         DEVICE="gpu",
-    )
+    )  # fmt: skip
     for family in FAMILIES:
         assert given[family] == pytest.approx(generated[family], rel=1e-4)

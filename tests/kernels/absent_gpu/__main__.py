@@ -3,8 +3,6 @@
 ``first`` in place of an op: the first call of each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Calls of every op's Triton kernels, forward and backward: ``tests/kernels/<op>/gpu_calls.py``."""
+"""Calls of every op's Triton kernels, forward and backward: `calls` in ``tests/kernels/<op>/gpu_calls.py``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from pathlib import Path
 
 from tests.kernels.absent_gpu.operands import Call
 
-__all__ = ["OPS", "first"]
-
 #: By name: an op, or for experts, which have most to choose, a part of one.
 OPS: dict[str, Callable[[], Iterator[Call]]] = {}
-_PARTS = [
-    import_module(f"tests.kernels.{path.parent.name}.gpu_calls").CALLS
-    for path in sorted(Path(__file__).parents[1].glob("*/gpu_calls.py"))
-]
-for _parts in _PARTS:
-    OPS |= _parts
+_PARTS = []
+for _path in sorted(Path(__file__).parents[1].glob("*/gpu_calls.py")):
+    _module = import_module(f"tests.kernels.{_path.parent.name}.gpu_calls")
+    _PARTS.append(_module.CALLS if hasattr(_module, "CALLS") else {_path.parent.name: _module.calls})
+    OPS |= _PARTS[-1]
 
 
 def first() -> Iterator[Call]:

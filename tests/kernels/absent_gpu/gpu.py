@@ -12,8 +12,6 @@ from triton.runtime.jit import JITFunction
 from tests.kernels.absent_gpu.registers import unwritten
 from veomni_hook.kernels.shared import launch
 
-__all__ = ["GPU", "GPUS", "Compiled", "pretend"]
-
 
 class GPU(NamedTuple):
     """What kernels ask of a device.

@@ -10,8 +10,6 @@ import torch
 from tests.kernels import declared
 from veomni_hook.kernels.selection.registry import load_attribute
 
-__all__ = ["BF16", "F32", "Call", "Tensor", "both_ways", "empty", "kernels_of"]
-
 Tensor = torch.Tensor
 #: What is called, and how it is named.
 Call = tuple[str, Callable[[], Any]]

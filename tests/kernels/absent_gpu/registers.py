@@ -13,8 +13,6 @@ from pathlib import Path
 
 import triton
 
-__all__ = ["unwritten", "unwritten_in"]
-
 _DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 _COMMENT = re.compile(r"/\*.*?\*/")
 _INSTRUCTION = re.compile(r"(?:@!?U?P\w+\s+)?([\w.]+)\s+(.*)")

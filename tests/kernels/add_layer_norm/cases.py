@@ -1,13 +1,9 @@
 """Calls of add_layer_norm."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from tests.kernels.contract import Case
 from tests.kernels.nn_layer_norm.cases import ONE_DTYPE, SIZES, called, operands
-
-__all__ = ["CASES"]
 
 ROWS = ("residual", "hidden_states")
 CASES = {

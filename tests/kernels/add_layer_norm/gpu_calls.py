@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from tests.kernels.absent_gpu.operands import Call
 from tests.kernels.nn_layer_norm.gpu_calls import of_modules
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """The same of sums."""
     yield from of_modules("add_layer_norm", 2)
-
-
-CALLS = {"add_layer_norm": calls}

@@ -1,7 +1,5 @@
 """The fused addition and torch's LayerNorm against upstream's statements, interpreted or on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -45,16 +43,8 @@ def test_the_sum_has_upstreams_bits_and_the_norm_is_rounded_once():
 
 @pytest.mark.parametrize("part", [0, 1], ids=["the sum alone is used", "the norm alone is used"])
 def test_one_of_the_results(part):
-    found = []
-    for run in pair(FORM, 9):
-        torch.manual_seed(2)
-        leaves = [each.requires_grad_() for each in inputs(FORM, (4, 9), torch.float32, 2)]
-        run(*leaves)[part].sin().sum().backward()
-        found.append([leaf.grad for leaf in leaves])
-    for ours, theirs in zip(*found, strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            torch.testing.assert_close(ours, theirs)
+    sides = (lambda *given, run=run: run(*given)[part] for run in pair(FORM, 9))
+    assert_matches(*sides, inputs(FORM, (4, 9), torch.float32, 2))
 
 
 def test_one_tensor_is_the_gradient_of_both_and_stays_right():

@@ -1,7 +1,5 @@
 """Calls of add_rms_norm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -9,8 +7,6 @@ import torch
 from tests.kernels.contract import Case
 from tests.kernels.rms_norm.cases import EPS, ROUNDED_INSIDE, SHAPES
 from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES"]
 
 
 def operands(shape, dtype, others):

@@ -8,8 +8,6 @@ from functools import partial
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 from tests.kernels.rms_norm.gpu_calls import in_parts
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """The same of sums."""
@@ -17,6 +15,3 @@ def calls() -> Iterator[Call]:
         for columns in (128, 4096, 12288, 130, *in_parts(variant)):
             leaves = [empty(64, columns), empty(64, columns), empty(columns)]
             yield f"{variant} {columns}", partial(both_ways, partial(kernel, eps=1e-6), leaves)
-
-
-CALLS = {"add_rms_norm": calls}

@@ -1,7 +1,5 @@
 """The fused addition and RMSNorm against its reference, through the interpreter or compiled."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -11,18 +9,16 @@ from torch import nn
 from tests.kernels import declared
 from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.declared import refusal
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import DEVICE, assert_matches
+from tests.kernels.rms_norm.variants import DTYPES, wide
 from veomni_hook.kernels.add_rms_norm.variants import OP
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.rms_norm import tiles
-from veomni_hook.kernels.rms_norm import triton as norms
 
 EPS = 1e-3
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = sorted(OP.variants)
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 refuses = refusal("add_rms_norm", "cast_before_weight", "triton")
 
@@ -36,38 +32,9 @@ def inputs(shape, dtype=torch.float32, weight_dtype=None):
     return [*(torch.randn(shape).to(DEVICE, dtype) for _ in "ab"), weight.to(DEVICE, weight_dtype or dtype)]
 
 
-def wide():
-    """Rows of more than a tile: one kind in the default suite, since the interpreter needs seconds for each."""
-    every = [(variant, dtype) for variant in VARIANTS for dtype in DTYPES]
-    first = ("cast_before_weight", torch.float32)
-    return [pytest.param(*kind, marks=[] if kind == first else pytest.mark.slow) for kind in every]
-
-
-@pytest.mark.parametrize(("variant", "dtype"), wide(), ids=str)
+@pytest.mark.parametrize(("variant", "dtype"), wide(VARIANTS), ids=str)
 def test_wide_rows(variant, dtype):
     assert_matches(*pair(variant), inputs((3, 4100), dtype))
-
-
-@pytest.fixture
-def split_early(monkeypatch):
-    """Splits short rows into two blocks, which the interpreter is done with sooner than with wide ones."""
-    monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
-    monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
-    norms._backward_launch.cache_clear()
-    yield
-    norms._backward_launch.cache_clear()
-
-
-@pytest.fixture
-def in_parts(monkeypatch):
-    """Processes short rows in parts, too: up to the eight of the widest rows."""
-    monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
-    monkeypatch.setattr(
-        tiles, "_PARTS", ((40, 8, 4, True), (64, 8, 4, False), (tiles.MOST_COLUMNS, 32, 4, True))
-    )
-    norms._backward_launch.cache_clear()
-    yield
-    norms._backward_launch.cache_clear()
 
 
 @pytest.mark.sample(2)

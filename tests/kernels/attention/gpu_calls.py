@@ -10,8 +10,6 @@ from tests.kernels import declared
 from tests.kernels.absent_gpu.operands import BF16, F32, Call, both_ways, empty
 from veomni_hook.kernels.selection.registry import load_attribute
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """DeepSeek-V4's shapes, in which keys are the values; GPT-OSS's; odd widths; float32."""
@@ -37,6 +35,3 @@ def calls() -> Iterator[Call]:
             return kernel(query, key, *(value or (key,)), empty(2, 1, 64, 192, dtype=dtype), module, 0.1)
 
         yield f"{heads} {kv} {width} {value_width} {dtype}", partial(both_ways, call, leaves)
-
-
-CALLS = {"attention": calls}

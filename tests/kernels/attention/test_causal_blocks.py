@@ -1,7 +1,5 @@
 """The blocks of a causal mask, beside the dense mask."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """flex_attention in compiled code: the mask is known by the graph, outputs and all gradients by the formulas."""
 
-from __future__ import annotations
-
 import inspect
 from itertools import product
 

@@ -312,13 +312,9 @@ def test_a_mask_that_may_have_changed_is_unknown(slot, use, dynamic):
     def attention(query):
         length = query.shape[2]
         offered = {
-            "config": config,
-            "attention_mask": None,
-            "past_key_values": None,
-            "cache": None,
-            "cache_position": torch.arange(length),
-            "inputs_embeds": query[:, 0],
-        }
+            "config": config, "attention_mask": None, "past_key_values": None, "cache": None,
+            "cache_position": torch.arange(length), "inputs_embeds": query[:, 0],
+        }  # fmt: skip
         mask = change(create(**{name: value for name, value in offered.items() if name in names}))
         seen.append(traced_masks.keys_seen(mask, query))
         return query + 1, mask

@@ -1,7 +1,5 @@
 """The kernel by flex_attention against the formulas: outputs and every gradient, with all kinds of masks."""
 
-from __future__ import annotations
-
 from itertools import product
 from types import SimpleNamespace
 

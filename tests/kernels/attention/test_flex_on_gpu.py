@@ -3,8 +3,6 @@
 The other tests of the backend run on a CPU, where dynamo and autograd are the same, but nothing is compiled.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Which masks are known to be transformers' own, and their blocks."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from types import SimpleNamespace

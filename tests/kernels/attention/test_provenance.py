@@ -1,7 +1,5 @@
 """Whether a user chose the attention's implementation; what is recorded is tested with the experts'."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

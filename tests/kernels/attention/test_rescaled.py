@@ -1,15 +1,12 @@
 """Attention's output times the share that sinks leave it: outputs and gradients against the formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.attention.rescaled import rescaled
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def operands(length, heads=3, batch=2, width=16, dtype=torch.float32, *, positions_first=True):

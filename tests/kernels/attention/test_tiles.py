@@ -1,20 +1,17 @@
 """Attention with sinks in tiles against the formula: outputs and all gradients, under any dense mask."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.kernels import declared
-from tests.kernels.matching import assert_matches, close
+from tests.kernels.matching import DEVICE, assert_matches, close
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.attention import tiles
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Batch, heads, heads of keys, queries, keys, width, width of values.
 SIZES = [
     (1, 4, 1, 5, 9, 16, 16),  # one group

@@ -34,14 +34,9 @@ CREATE = "create_sliding_window_causal_mask"
 LEFT = torch.tensor([[0, 0, 0, *[1] * (LENGTH - 3)], [1] * LENGTH])
 PACKED = torch.tensor([[*range(7), *range(LENGTH - 7)]]).expand(2, -1)
 SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+    "vocab_size": 31, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 #: What masks need of the functions that make them.
 _MASKS = (CREATE, "create_causal_mask", "find_packed_sequence_indices", "_ignore_causal_mask_sdpa")
 

@@ -9,8 +9,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Samples and rows, with and without what can be left out, at a usual and an odd number of channels."""
@@ -23,6 +21,3 @@ def calls() -> Iterator[Call]:
 
             leaves = [empty(1, 64, channels), empty(channels, 4)] + [empty(channels)] * biased
             yield f"{channels} {activation} {ends is not None}", partial(both_ways, call, leaves)
-
-
-CALLS = {"causal_conv": calls}

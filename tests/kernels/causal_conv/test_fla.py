@@ -1,7 +1,5 @@
 """flash-linear-attention's convolution by name: what its function is called with; on a GPU, the function."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from types import ModuleType

@@ -3,8 +3,6 @@
 Triton's run in the interpreter, or on a GPU.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

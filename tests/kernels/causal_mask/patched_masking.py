@@ -55,14 +55,9 @@ def patched() -> Iterator[None]:
 def tiny(**changes: Any) -> LlamaConfig:
     """A config for masks; ``changes`` are set as attributes, and may be ones that the class does not have."""
     config = LlamaConfig(
-        vocab_size=31,
-        hidden_size=WIDTH,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        attn_implementation=changes.pop("attention", "sdpa"),
-    )
+        vocab_size=31, hidden_size=WIDTH, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, attn_implementation=changes.pop("attention", "sdpa"),
+    )  # fmt: skip
     for name, value in changes.items():
         setattr(config, name, value)
     return config
@@ -74,14 +69,9 @@ def call(
     """Call a mask function of any release with those arguments that it has."""
     function = MASKS[name]
     offered = {
-        "config": config,
-        "inputs_embeds": embeds,
-        "attention_mask": None,
-        "past_key_values": None,
-        "cache": None,
-        "position_ids": positions,
-        **given,
-    }
+        "config": config, "inputs_embeds": embeds, "attention_mask": None, "past_key_values": None,
+        "cache": None, "position_ids": positions, **given,
+    }  # fmt: skip
     parameters = inspect.signature(function).parameters
     if "cache_position" in parameters:
         offered["cache_position"] = torch.arange(seen, seen + embeds.shape[1])

@@ -1,7 +1,5 @@
 """Every mask function of the installed release under ``torch.compile``, beside upstream without it."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 
@@ -277,20 +275,20 @@ def test_an_exported_program_has_its_mask(export, embeds):
         assert export(Masked(), embeds).dtype == torch.bool
 
 
+def counted(function, dynamic=True):
+    """The function compiled into one graph, and what counts how often."""
+    counter = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    return torch.compile(function, backend=counter, fullgraph=True, dynamic=dynamic), counter
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_lengths_that_change_are_compiled_as_without_the_patch(dynamic):
     config = config_of(64)
     for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
-        counter = torch._dynamo.testing.CompileCounter()
-        torch._dynamo.reset()
         with patched():
-            run = torch.compile(
-                lambda x, name=name: (call(name, config, x, made(x)), x + 1),
-                backend=counter,
-                fullgraph=True,
-                dynamic=dynamic,
-            )
+            run, counter = counted(lambda x, name=name: (call(name, config, x, made(x)), x + 1), dynamic)
             for length in (5, 7, 11, 13, 32):
                 assert run(torch.randn(3, length, WIDTH))[0] is None
         assert counter.frame_count == (1 if dynamic else 2)
@@ -298,14 +296,9 @@ def test_lengths_that_change_are_compiled_as_without_the_patch(dynamic):
 
 def test_a_window_is_a_guard():
     config = config_of(8)
-    counter = torch._dynamo.testing.CompileCounter()
-    torch._dynamo.reset()
     with patched():
-        run = torch.compile(
-            lambda x: (call("create_sliding_window_causal_mask", config, x, made(x)), x + 1),
-            backend=counter,
-            fullgraph=True,
-            dynamic=True,
+        run, counter = counted(
+            lambda x: (call("create_sliding_window_causal_mask", config, x, made(x)), x + 1)
         )
         for length in (5, 7, 8, 9, 20, 3):
             x = torch.randn(3, length, WIDTH)
@@ -317,14 +310,9 @@ def test_a_static_cache_adds_no_guard_on_lengths():
     config = tiny()
     cache = StaticCache(config=config, max_cache_len=8)
     cache.early_initialization(2, 1, WIDTH, torch.float32, "cpu")
-    counter = torch._dynamo.testing.CompileCounter()
-    torch._dynamo.reset()
     with patched():
-        run = torch.compile(
-            lambda x, past: call("create_causal_mask", config, x, made(x), past_key_values=past, cache=past),
-            backend=counter,
-            fullgraph=True,
-            dynamic=True,
+        run, counter = counted(
+            lambda x, past: call("create_causal_mask", config, x, made(x), past_key_values=past, cache=past)
         )
         for length in (3, 8, 5):
             assert run(torch.randn(2, length, WIDTH), cache).shape == (2, 1, length, 8)

@@ -1,7 +1,5 @@
 """What explain says of guards in whose place something else stands, and of those that nobody asks."""
 
-from __future__ import annotations
-
 import functools
 import types
 

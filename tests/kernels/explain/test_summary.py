@@ -1,7 +1,5 @@
 """The sentence at the end of `explain`: what is fused, what is not, and what to do next."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

@@ -4,8 +4,6 @@ Printed as JSON: which modules are in float8, what `explain` says, losses, and w
 setting is the environment's.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

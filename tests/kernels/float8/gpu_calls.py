@@ -9,8 +9,6 @@ from tests.kernels.absent_gpu.operands import BF16, F32, Call, empty
 from veomni_hook.kernels.float8 import triton as kernels
 from veomni_hook.kernels.float8.reference import FLOAT8
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Rows that a program holds, narrow and wide ones, and one in parts; blocks of columns."""
@@ -27,6 +25,3 @@ def calls() -> Iterator[Call]:
                 yield f"MX {shape} {dtype}, {turned=}", cast
     for shape in ((4096, 4096), (48, 80)):
         yield f"turned {shape}", partial(kernels.turned, empty(*shape, dtype=FLOAT8))
-
-
-CALLS = {"float8": calls}

@@ -1,7 +1,5 @@
 """A projection in float8 behind a gated product, which it does not keep: interpreted on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -10,13 +8,12 @@ from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
 
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.float8 import linear as layer
 from veomni_hook.kernels.float8 import products
 from veomni_hook.kernels.float8.linear import Float8Linear
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.gated_mlp import triton as kernels
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Mlp(nn.Module):

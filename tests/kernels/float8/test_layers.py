@@ -1,7 +1,5 @@
 """Which linear layers of a model multiply in float8, and what training with them gives."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The setting ``precision`` in unchanged scripts: models with adapters, checkpoints, compiled; and adopted ones."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("peft")

@@ -1,6 +1,6 @@
 """MX, where 32 neighbours share a scale: the definition, its casts in Triton, and a layer of it."""
 
-from __future__ import annotations
+from functools import partial
 
 import pytest
 import torch
@@ -15,10 +15,11 @@ from veomni_hook.settings import precision_of
 
 pytest.importorskip("triton")
 
+from tests.kernels.float8 import test_products
 from tests.kernels.float8.test_products import assert_within, operands
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.float8 import triton as kernels
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_CPU = pytest.mark.skipif(DEVICE == "cuda", reason="the definition is computed on a CPU")
 
 
@@ -29,11 +30,7 @@ def error_of(x):
     return 2**-4 * x.abs().double() + 2**-10 * scale
 
 
-def bound(a, b):
-    """The most that ``a b^T`` changes if both are in MX."""
-    da, db = error_of(a), error_of(b)
-    a, b = a.abs().double(), b.abs().double()
-    return a @ db.t() + da @ b.t() + da @ db.t()
+bound = partial(test_products.bound, error_of=error_of)
 
 
 def test_the_definition():

@@ -3,18 +3,16 @@
 The interpreter does not round to float8, so its rows are made of numbers of the format times their scale.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.float8 import reference
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.float8 import triton as kernels
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 16), (7, 48), (130, 64), (3, 20000), (200, 144)]
 

@@ -1,17 +1,12 @@
 """Both forms of the rule: a decay for each head, and one for each channel; with operands and the truth."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.kernels.matching import close
 from veomni_hook.kernels.gated_delta_rule import operand_checks, reference
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
-
-__all__ = ["FORMS", "OWNER", "agree", "apart", "bounds", "carried", "whole"]
 
 OWNER = SimpleNamespace()
 
@@ -113,8 +108,3 @@ def apart(rule, tensors, length):
         outputs.append(output)
         states.append(state)
     return results(leaves, torch.cat(outputs, 1), torch.cat(states))
-
-
-def agree(found, expected, tolerance):
-    for each, truth in zip(found, expected, strict=True):
-        close(each, truth, tolerance)

@@ -9,8 +9,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import F32, Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Heads of usual widths, of small, odd and large ones."""
@@ -31,6 +29,3 @@ def calls() -> Iterator[Call]:
                 leaves.insert(3, empty(1, 70, 4, *[keys] * channels, dtype=F32))
                 leaves += [empty(1, 4, keys, values)] * start
                 yield f"{variant} {keys} {values} {start}", partial(both_ways, call, leaves)
-
-
-CALLS = {"gated_delta_rule": calls}

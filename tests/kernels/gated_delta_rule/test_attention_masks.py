@@ -1,7 +1,5 @@
 """Attention beside linear attention: where it would mix the samples of a row, the model raises an error."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

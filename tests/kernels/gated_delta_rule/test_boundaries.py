@@ -1,7 +1,5 @@
 """Where the samples of a row begin: by the positions that a model is given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """flash-linear-attention by name: what its functions are called with; on a GPU, the functions themselves."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Whole models with linear attention: samples that share a row are those that are alone."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
@@ -13,7 +11,7 @@ import torch
 from torch import nn
 from transformers.integrations import hub_kernels
 
-from tests.kernels.matching import close
+from tests.kernels.matching import close, grads_of
 from tests.kernels.patched_qwen3 import SIZES, load
 from tests.patches.upstream import HANDED
 from veomni_hook.errors import SamplesError
@@ -27,17 +25,11 @@ from veomni_hook.tools.report.explanation import explain
 DECORATOR = getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)
 HELD = {"torch_chunk_gated_delta_rule": "chunk_gated_delta_rule"}
 HYBRID = {
-    **SIZES,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "max_position_embeddings": 512,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "num_hidden_layers": 3,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
+    **SIZES, "pad_token_id": 0, "eos_token_id": 1, "max_position_embeddings": 512,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
-}
+}  # fmt: skip
 EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -45,21 +37,11 @@ EXPERTS = {
     "shared_expert_intermediate_size": 16,
 }
 CHANNELS = {
-    "linear_num_heads": 2,
-    "linear_head_dim": 8,
-    "num_key_value_heads": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "kv_lora_rank": 8,
-    "q_lora_rank": None,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4,
-    "v_head_dim": 8,
-    "n_group": 1,
-    "topk_group": 1,
+    "linear_num_heads": 2, "linear_head_dim": 8, "num_key_value_heads": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "kv_lora_rank": 8, "q_lora_rank": None,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
     "mlp_layer_types": ["dense", "sparse", "dense"],
-}
+}  # fmt: skip
 INDEXED = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 64,
            "indexer_compress_ratio": 4, "ple_layer_ids": [], "ngram_vocab_size_base": 50}  # fmt: skip
 #: Attention that an indexer sparsifies reads no positions, so samples cannot share a row there.
@@ -135,16 +117,12 @@ def step(model, calls):
     logits = torch.cat([model(use_cache=False, **call)[0] for call in calls], dim=1)
     torch.manual_seed(2)
     (logits * torch.randn_like(logits)).sum().backward()
-    return logits.detach(), {
-        name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
-    }
+    return logits.detach(), {name: each.clone() for name, each in grads_of(model).items()}
 
 
 def agree(found, expected, tolerance=2e-5):
     close(found[0], expected[0], tolerance)
-    assert found[1].keys() == expected[1].keys()
-    for name, truth in expected[1].items():
-        close(found[1][name], truth, 5 * tolerance)
+    close(found[1], expected[1], 5 * tolerance)
 
 
 @HANDED

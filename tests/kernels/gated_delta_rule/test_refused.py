@@ -1,7 +1,5 @@
 """Whole models whose layers mix the positions of a row: samples that share one stay apart, or it is an error."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType
@@ -19,20 +17,12 @@ from veomni_hook.kernels.selection.process_choice import set_active
 from veomni_hook.kernels.shared.hub_functions import running
 
 HYBRID = {
-    **SIZES,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
+    **SIZES, "num_hidden_layers": 3, "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": 1,
     "bos_token_id": 2,
-}
+}  # fmt: skip
 STATES = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 16,
-}
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16,
+}  # fmt: skip
 HEADS = {"num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 16, "state_size": 8}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHORT = {"layer_types": ["conv", "full_attention", "conv"]}
@@ -49,11 +39,7 @@ MODELS = {
 }
 SLOW = {
     "lfm2_moe": ("Lfm2Moe", {**SHORT, **EXPERTS, "num_dense_layers": 1}, "Lfm2MoeShortConv (layer 0)"),
-    "qwen3_next": (
-        "Qwen3Next",
-        {**EXPERTS, **RULE, "layer_types": LINEAR},
-        "Qwen3NextGatedDeltaNet (layer 0)",
-    ),
+    "qwen3_next": ("Qwen3Next", {**EXPERTS, **RULE, "layer_types": LINEAR}, "Qwen3NextGatedDeltaNet (layer 0)"),
     "xlstm": ("xLSTM", {"num_heads": 4, "num_blocks": 3}, "xLSTMBlock"),
     "lfm3": ("Lfm3", SHORT, "Lfm3ShortConv (layer 0)"),
     "mamba": ("Mamba", {"state_size": 8}, "MambaMixer (layer 0)"),
@@ -70,11 +56,7 @@ SLOW = {
         "JambaMambaMixer (layer 0)",
     ),
     "recurrent_gemma": ("RecurrentGemma", {"lru_width": 32}, "RecurrentGemmaRglru"),
-    "minimax": (
-        "MiniMax",
-        {**EXPERTS, "layer_types": LINEAR, "block_size": 16},
-        "MiniMaxLightningAttention (layer 0)",
-    ),
+    "minimax": ("MiniMax", {**EXPERTS, "layer_types": LINEAR, "block_size": 16}, "MiniMaxLightningAttention (layer 0)"),
     "inkling": (
         "Inkling",
         {**SLIDING, "n_routed_experts": 4, "n_shared_experts": 1, "mlp_layer_types": ["dense"] * 3},
@@ -82,12 +64,8 @@ SLOW = {
     ),
     "zaya": ("Zaya", {**EXPERTS, "num_experts_per_tok": 1}, "ZayaCCAProjection (layer 0)"),
     "rwkv": ("Rwkv", {"attention_hidden_size": 32}, "RwkvSelfAttention"),
-    "qwen4_exp": (
-        "Qwen4Exp",
-        {**EXPERTS, **N_GRAMS, "layer_types": LINEAR[:1] * 3},
-        "Qwen4ExpTextPLELayer (layer 0)",
-    ),
-}
+    "qwen4_exp": ("Qwen4Exp", {**EXPERTS, **N_GRAMS, "layer_types": LINEAR[:1] * 3}, "Qwen4ExpTextPLELayer (layer 0)"),
+}  # fmt: skip
 #: The releases from which on samples stay apart.
 APART = {"lfm2": (5, 23), "lfm2_moe": (5, 23), "qwen3_next": (5, 9)}
 LENGTHS = [5, 1, 3, 40, 2, 2, 9]

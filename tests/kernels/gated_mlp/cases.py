@@ -1,14 +1,9 @@
 """Calls of gated_mlp."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional
 
 from tests.kernels.contract import DEVICE, DTYPES, Case, in_order
-from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES", "NUMBERS"]
 
 #: Small limits, so that a clamp in another place shows.
 NUMBERS = {
@@ -48,6 +43,3 @@ def case(variant):
         # The interpreter cuts float32 off where bfloat16 is rounded, which moves an activation past its limit.
         dtypes=DTYPES[:2] if variant == "clamped_after" and DEVICE == "cpu" else DTYPES,
     )
-
-
-CASES = {variant: case(variant) for variant in registry.ops()["gated_mlp"].variants}

@@ -9,8 +9,6 @@ from torch.nn import functional
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Every gate."""
@@ -22,6 +20,3 @@ def calls() -> Iterator[Call]:
             return kernel(gate, up, *given)
 
         yield variant, partial(both_ways, call, [empty(64, 12288), empty(64, 12288)])
-
-
-CALLS = {"gated_mlp": calls}

@@ -1,7 +1,5 @@
 """Projections whose width is padded: what upstream's modules compute, and whatever surrounds them."""
 
-from __future__ import annotations
-
 import pickle
 from types import SimpleNamespace
 
@@ -11,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.kernels.matching import close
+from tests.kernels.matching import close, results
 from veomni_hook.kernels.gated_mlp import projected as module
 from veomni_hook.kernels.gated_mlp import widths
 from veomni_hook.kernels.gated_mlp.projected import Rows, projected
@@ -51,13 +49,6 @@ def both(bias=True):
     ours, theirs = (Mlp(bias, together=together) for together in (True, False))
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
-
-
-def results(mlp, x, run=lambda mlp, x: mlp(x)):
-    x = x.clone().requires_grad_()
-    y = run(mlp, x)
-    y.square().sum().backward()
-    return [y.detach(), x.grad, *(p.grad for p in mlp.parameters() if p.requires_grad)]
 
 
 def same(models, x, **options):

@@ -1,7 +1,5 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from tests.kernels import declared
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import DEVICE, assert_matches
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.gated_mlp.variants import OP
 from veomni_hook.kernels.shared.activations import FUNCTIONS
@@ -18,7 +16,6 @@ pytest.importorskip("triton")
 
 from veomni_hook.kernels.gated_mlp import triton as kernels
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: What comes after gate and up. Small limits, so that a clamp in another place shows.
 NUMBERS = {"clamped": [0.75], "clamped_after": [0.5], "scaled_sigmoid": [1.702, 1.5]}

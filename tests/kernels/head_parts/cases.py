@@ -1,14 +1,10 @@
 """Calls of parts of heads."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
 
 from tests.kernels.contract import Case, Refusal
-
-__all__ = ["CASES", "REFUSED", "SIZES"]
 
 #: Batch, heads, positions, and the widths of both parts.
 SIZES = [

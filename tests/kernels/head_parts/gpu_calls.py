@@ -9,8 +9,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import BF16, F32, Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Widths of DeepSeek's heads, of smaller ones, and odd ones, in two dtypes."""
@@ -26,6 +24,3 @@ def calls() -> Iterator[Call]:
             whole = [empty(2, 4, 70, first + second, dtype=dtype)]
             split = partial(kernels["split"], sizes=[first, second], dim=-1, function=torch.split)
             yield f"split {name}", partial(both_ways, split, whole)
-
-
-CALLS = {"head_parts": calls}

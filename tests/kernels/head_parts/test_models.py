@@ -1,7 +1,5 @@
 """Latent attention of models: the hook's results and gradients are upstream's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint

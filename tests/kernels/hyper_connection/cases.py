@@ -7,9 +7,6 @@ from torch import nn
 
 from tests.kernels.contract import DTYPES, Case, in_order
 from veomni_hook.kernels.rms_norm.reference import unweighted_rounded_scale
-from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES", "NORM", "Norm"]
 
 #: Streams, tokens, columns: the usual number, an odd width in several blocks, and other numbers of streams.
 SIZES = [(4, (2, 2), 12), (4, (1, 37), 72), (4, (2, 3), 1030), (2, (3, 1), 33), (8, (1, 5), 20)]
@@ -58,6 +55,3 @@ def case(variant):
         # A token's weights before they are normalised, and its scale.
         kept={"triton": 1} if variant == "sinkhorn" else {},
     )
-
-
-CASES = {variant: case(variant) for variant in registry.ops()["hyper_connection"].variants}

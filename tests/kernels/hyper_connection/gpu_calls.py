@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 from tests.kernels.absent_gpu.operands import F32, Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Each variant at the width of a large model, and at an odd one, with other numbers of streams."""
@@ -31,6 +29,3 @@ def calls() -> Iterator[Call]:
             yield f"{call.__name__} {n} {columns}", partial(both_ways, call, [streams, *parameters])
         weights = (empty(1, 64, *shape, dtype=F32) for shape in ((n,), (n, n)))
         yield f"mix {n} {columns}", partial(both_ways, mix, [*weights, empty(1, 64, columns), streams])
-
-
-CALLS = {"hyper_connection": calls}

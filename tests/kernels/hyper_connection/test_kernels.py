@@ -6,32 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tests.kernels import declared
-from tests.kernels.matching import assert_matches
+from tests.kernels.hyper_connection.cases import NORM, Norm
+from tests.kernels.matching import DEVICE, assert_matches
 from veomni_hook.kernels.hyper_connection import operand_checks, rules
-from veomni_hook.kernels.rms_norm.reference import unweighted_rounded_scale
 
 OP = "hyper_connection"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-class Norm(nn.Module):
-    eps = 1e-4
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return unweighted_rounded_scale(x, self.eps)
-
-
-NORM = Norm()
-
-
-@pytest.fixture(params=["torch", "triton"])
-def backend(request) -> str:
-    if request.param == "triton":
-        pytest.importorskip("triton")
-    return request.param
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

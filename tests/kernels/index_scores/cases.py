@@ -1,13 +1,9 @@
 """Calls of index_scores."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.kernels.contract import DEVICE, DTYPES, Case
 from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES"]
 
 #: Batch, queries, keys, heads, width: one query, more than a tile of each, odd numbers, nothing.
 SIZES = [

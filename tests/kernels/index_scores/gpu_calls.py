@@ -7,8 +7,6 @@ from functools import partial
 
 from tests.kernels.absent_gpu.operands import BF16, F32, Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Heads of the usual width, of an odd one and of the widest, in two dtypes, and few queries."""
@@ -22,6 +20,3 @@ def calls() -> Iterator[Call]:
                     f"{variant} {queries} {heads} {width} {dtype}",
                     partial(both_ways, partial(kernel, scale=0.1), leaves),
                 )
-
-
-CALLS = {"index_scores": calls}

@@ -1,29 +1,19 @@
 """Index scores against the formulas: outputs and all gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from tests.kernels import declared
 from tests.kernels.declared import refusal
-from tests.kernels.matching import assert_matches, close
+from tests.kernels.matching import DEVICE, assert_matches, close
 from veomni_hook.kernels.index_scores import backward, rules
 from veomni_hook.kernels.index_scores import torch as pieces
 
 OP = "index_scores"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = ["relu_matmul", "relu_sum", "relu_einsum", "einsum"]
 SCALE = 0.3
 
 refuses = refusal("index_scores", "relu_matmul", "triton")
-
-
-@pytest.fixture(params=["torch", "triton"])
-def backend(request):
-    if request.param == "triton":
-        pytest.importorskip("triton")
-    return request.param
 
 
 @pytest.fixture
@@ -113,8 +103,7 @@ def test_gradients_of_a_second_order(small_pieces):
     for f in (pieces.relu_sum, declared.reference(OP, "relu_sum")):
         grads = torch.autograd.grad(f(*tensors, SCALE).square().sum(), tensors, create_graph=True)
         found.append(torch.autograd.grad(sum(each.square().sum() for each in grads), tensors))
-    for one, other in zip(*found, strict=True):
-        close(one, other, 1e-5)
+    close(*found, 1e-5)
 
 
 def test_the_backward_under_autocast():

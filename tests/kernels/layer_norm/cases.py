@@ -1,13 +1,8 @@
 """Calls of layer_norm."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.kernels.contract import DEVICE, Case, in_order
-from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES", "EPS", "operands"]
 
 EPS = 1e-5
 #: Of rows, and how many of their dimensions the parameters have: with two, there is a weight for each group. A single row
@@ -48,6 +43,3 @@ def case(variant):
         tolerance=SUMMED_IN_16_BITS if variant == "weight_before_cast" and DEVICE == "cpu" else {},
         unlike=ONE_DTYPE if variant == "weight_before_cast" else {},
     )
-
-
-CASES = {variant: case(variant) for variant in registry.ops()["layer_norm"].variants}

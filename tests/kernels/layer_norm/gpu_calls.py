@@ -9,8 +9,6 @@ from typing import Any
 from tests.kernels.absent_gpu.operands import Call, Tensor, both_ways, empty, kernels_of
 from veomni_hook.kernels.slot.arguments import operand_names
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Rows, and groups of neighbours with a weight each."""
@@ -29,6 +27,3 @@ def calls() -> Iterator[Call]:
 
                 rows = empty(64, *parameter.shape)
                 yield f"{variant} {tuple(parameter.shape)}", partial(both_ways, of, [rows, *named.values()])
-
-
-CALLS = {"layer_norm": calls}

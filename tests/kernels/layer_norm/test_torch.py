@@ -1,7 +1,5 @@
 """The kernels in PyTorch: its operator for two formulas; the others are recomputed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

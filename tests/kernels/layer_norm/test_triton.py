@@ -1,7 +1,5 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -10,13 +8,12 @@ import torch
 from tests.kernels import declared
 from tests.kernels.layer_norm import variants
 from tests.kernels.layer_norm.variants import EPS
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import DEVICE, assert_matches
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.layer_norm import triton as kernels
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GROUPED = ["weight_before_cast", "cast_before_weight_and_bias", "operator_before_weight_and_bias"]
 
 pair = partial(variants.pair, "triton")

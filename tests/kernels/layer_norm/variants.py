@@ -12,8 +12,6 @@ import torch
 from tests.kernels import declared
 from veomni_hook.kernels.slot.arguments import operand_names
 
-__all__ = ["DTYPES", "EPS", "UPSTREAM", "inputs", "pair", "upstream"]
-
 EPS = 1e-5
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: A class of upstream's for each variant.

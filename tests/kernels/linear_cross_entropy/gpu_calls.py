@@ -7,8 +7,6 @@ from functools import partial
 
 from tests.kernels.absent_gpu.operands import BF16, F32, Call, both_ways
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Everything that is asked of the loss and of statistics without it, in 16 bits and in float32."""
@@ -34,6 +32,3 @@ def calls() -> Iterator[Call]:
             yield f"with a teacher, {name} {dtype}", partial(both_ways, loss, given)
             tokens = tokens_of(triton, target, taught, EVERYTHING._replace(distillation=True))
             yield f"statistics, with a teacher, {name} {dtype}", partial(both_ways, tokens, given)
-
-
-CALLS = {"linear_cross_entropy": calls}

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.utils import _pytree
-from transformers import Qwen3Config
 
-from tests.kernels.patched_qwen3 import SIZES
+from tests.kernels.patched_qwen3 import batch as batch
+from tests.kernels.patched_qwen3 import tiny_config as tiny_config
 from tests.patches.idioms.applied import spliced
 from veomni_hook.kernels.linear_cross_entropy.output import HELD
 from veomni_hook.kernels.slot import Slot
@@ -63,11 +63,6 @@ def load(folder: Path, upstream: str = QWEN3) -> ModuleType:
     return module
 
 
-def tiny_config(**changes: object) -> Qwen3Config:
-    """Return the config of a model that runs in milliseconds."""
-    return Qwen3Config(**{**SIZES, "tie_word_embeddings": False, **changes})
-
-
 def twins(module: ModuleType, kind: str, config: object) -> Models:
     """Return an upstream model of the class ``kind`` and its routed twin, equal weights, in training mode."""
     upstream = getattr(importlib.import_module(module.__name__.removesuffix("_routed")), kind)(config).train()
@@ -79,14 +74,6 @@ def twins(module: ModuleType, kind: str, config: object) -> Models:
 def pair(module: ModuleType, **changes: object) -> Models:
     """Return the twins of a tiny Qwen3."""
     return twins(module, "Qwen3ForCausalLM", tiny_config(**changes))
-
-
-def batch(rows: int = 2, length: int = 12) -> dict[str, torch.Tensor]:
-    """Return token ids and labels, some of them ignored."""
-    input_ids = torch.randint(0, 61, (rows, length))
-    labels = input_ids.clone()
-    labels[:, :3] = -100
-    return {"input_ids": input_ids, "labels": labels}
 
 
 class Decoder(nn.Module):

@@ -3,8 +3,6 @@
 Triton's kernels run in the interpreter on a CPU, torch_npu's operators are doubles.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -21,12 +19,11 @@ from tests.kernels.linear_cross_entropy.objectives import (
     operands,
     tokens_of,
 )
-from tests.kernels.matching import assert_matches, gradients
+from tests.kernels.matching import DEVICE, assert_matches, gradients
 from veomni_hook.kernels.linear_cross_entropy import chunks, npu, reference, rowwise
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Transform, Wanted
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: Sizes that cut few rows into chunks, and blocks or slices.
 SMALL = {

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 
@@ -10,7 +8,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
-from tests.kernels.matching import close
+from tests.kernels.matching import close, grads_of
 from tests.kernels.slot.test_repeated import tells_hooks
 from veomni_hook.kernels.linear_cross_entropy import causal_lm
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
@@ -33,7 +31,7 @@ def step(model, inputs):
     model.zero_grad()
     output = model(**inputs)
     output["loss"].sum().backward()
-    return output, {name: parameter.grad for name, parameter in model.named_parameters()}
+    return output, grads_of(model)
 
 
 def assert_equal_steps(upstream, patched, inputs, tolerance=1e-5):
@@ -41,11 +39,7 @@ def assert_equal_steps(upstream, patched, inputs, tolerance=1e-5):
     got, grads = step(patched, inputs)
     assert got["loss"].shape == expected["loss"].shape
     close(got["loss"].detach(), expected["loss"].detach(), tolerance)
-    for name, grad in expected_grads.items():
-        if grad is None:
-            assert grads[name] is None
-        else:
-            close(grads[name], grad, tolerance)
+    close(grads, expected_grads, tolerance)
     return got
 
 
@@ -127,8 +121,7 @@ def test_gradient_accumulation(patched):
     for model in models:
         for part in parts:
             model(**part)["loss"].backward()
-    for expected, got in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        close(got.grad, expected.grad, 1e-5)
+    close(grads_of(models[1]), grads_of(models[0]), 1e-5)
 
 
 def test_checkpointing_around_the_model(patched):
@@ -166,10 +159,9 @@ def test_logits_read_within_a_checkpoint_around_the_model(patched, use_reentrant
                 embeds,
                 use_reentrant=use_reentrant,
             ).backward()
-            gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+            gradients.append(grads_of(model))
     for got in gradients[1:]:
-        for name, expected in gradients[0].items():
-            close(got[name], expected, 1e-5)
+        close(got, gradients[0], 1e-5)
 
 
 @tells_hooks

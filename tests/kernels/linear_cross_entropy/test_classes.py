@@ -1,7 +1,5 @@
 """Fields of a sequence classifier's output: a row of logits and a label for each sequence."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """The divergence from a teacher's k most probable tokens: of every backend, against the plain formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional
@@ -115,12 +113,8 @@ OBJECTIVES = {
     "alone": {"distillation": 1.0},
     "a share": {"distillation": 0.3},
     "weights, z-loss": {"distillation": 0.3, "z_loss": 0.01, "num_items": 7},
-    "a cap, float32": {
-        "distillation": 0.3,
-        "transform": Transform(divisor=0.7, softcap=3.0),
-        "accumulate": "float32",
-    },
-}
+    "a cap, float32": {"distillation": 0.3, "transform": Transform(divisor=0.7, softcap=3.0), "accumulate": "float32"},
+}  # fmt: skip
 
 
 @pytest.mark.sample(17)

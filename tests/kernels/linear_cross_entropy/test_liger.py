@@ -1,7 +1,5 @@
 """The adapter alone: what it hands to Liger, what it refuses. `tests.kernels.test_on_gpu` runs Liger itself."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Fields of outputs that a choice of kernels, a compiler or an export may leave out: then it is an error."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The loss under ``torch.compile``: one graph, upstream's numbers, logits as they are read."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -10,7 +8,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels import patched_qwen3
 from tests.kernels.linear_cross_entropy.routed import held_logits
-from tests.kernels.matching import close
+from tests.kernels.matching import DEVICE, close, grads_of
 from tests.kernels.patched_qwen3 import pair
 from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.bind import bind
@@ -19,9 +17,13 @@ from veomni_hook.kernels.linear_cross_entropy.traced import TracedLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 OP = "veomni_hook.linear_cross_entropy"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 pytestmark = pytest.mark.usefixtures("anywhere")
+
+
+@pytest.fixture(autouse=True)
+def chosen():
+    set_choice("linear_cross_entropy=torch")
 
 
 @pytest.fixture
@@ -58,8 +60,7 @@ def stepped(model, run, inputs, **more):
 
 def assert_equal(found, expected):
     close(found[0].loss, expected[0].loss, 1e-5)
-    for got, wanted in zip(found[1], expected[1], strict=True):
-        close(got, wanted, 1e-4)
+    close(found[1], expected[1], 1e-4)
 
 
 @pytest.mark.sample(1)
@@ -83,6 +84,7 @@ def test_one_graph_with_upstreams_loss_and_gradients(models, backend, compiler):
 @pytest.mark.slow
 def test_auto_takes_the_kernel_where_it_beats_inductor(models):
     pytest.importorskip("triton")
+    set_choice("auto")
     _, model = models
     run, counter = compiled(model)
     stepped(model, run, batch())
@@ -104,7 +106,6 @@ def test_lengths_that_change_are_compiled_twice_at_most(models):
 @pytest.mark.slow
 def test_keywords_of_the_loss(models):
     upstream, model = models
-    set_choice("linear_cross_entropy=torch")
     run, counter = compiled(model)
     inputs = batch(2, 6)
     more = {"num_items_in_batch": torch.tensor(5), "shift_labels": inputs["labels"].roll(-1, 1).contiguous()}
@@ -113,10 +114,6 @@ def test_keywords_of_the_loss(models):
 
 
 class TestLogits:
-    @pytest.fixture(autouse=True)
-    def named(self):
-        set_choice("linear_cross_entropy=torch")
-
     @pytest.mark.slow
     def test_of_a_compiled_model_are_computed_when_they_are_read(self, models):
         upstream, model = models
@@ -136,8 +133,7 @@ class TestLogits:
             out = run(**batch(), use_cache=False)
             (out.loss + out.logits.square().mean()).backward()
             found.append([parameter.grad for parameter in model.parameters()])
-        for got, wanted in zip(found[1], found[0], strict=True):
-            close(got, wanted, 1e-4)
+        close(found[1], found[0], 1e-4)
 
     @pytest.mark.slow
     def test_that_compiled_code_reads_are_a_part_of_its_graph(self, models):
@@ -154,8 +150,7 @@ class TestLogits:
             found.append((loss, tokens, [parameter.grad for parameter in model.parameters()]))
         close(found[1][0], found[0][0], 1e-5)
         assert torch.equal(found[1][1], found[0][1])
-        for got, wanted in zip(found[1][2], found[0][2], strict=True):
-            close(got, wanted, 1e-4)
+        close(found[1][2], found[0][2], 1e-4)
 
     def test_that_nobody_reads_are_not_in_the_graph(self, models):
         _, model = models
@@ -174,8 +169,7 @@ class TestLogits:
         inputs = batch()
         found, expected = (each(**inputs, use_cache=False, return_dict=False) for each in (run, upstream))
         assert len(found) == len(expected)
-        for got, wanted in zip(found, expected, strict=True):
-            close(got, wanted, 1e-5)
+        close(found, expected, 1e-5)
 
     @pytest.mark.slow
     def test_read_after_a_step_of_the_optimizer_warn(self, models):
@@ -229,7 +223,6 @@ UPSTREAMS = {
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", UPSTREAMS)
 def test_calls_that_upstream_computes_in_one_graph(models, name):
-    set_choice("linear_cross_entropy=torch")
     change, factor, loss = UPSTREAMS[name]
     upstream, model = models
     change(model)
@@ -244,7 +237,6 @@ def test_calls_that_upstream_computes_in_one_graph(models, name):
 
 class TestLossOptions:
     def test_that_change_the_loss_are_an_error(self, models):
-        set_choice("linear_cross_entropy=torch")
         run, _ = compiled(models[1], "eager")
         with pytest.raises(KernelError, match="label_smoothing had no effect"):
             with loss_options(label_smoothing=0.1):
@@ -252,7 +244,6 @@ class TestLossOptions:
 
     @pytest.mark.slow
     def test_after_the_model_was_compiled_without(self, models):
-        set_choice("linear_cross_entropy=torch")
         run, counter = compiled(models[1], "eager")
         run(**batch(), use_cache=False)
         with pytest.raises(KernelError, match="z_loss had no effect"):
@@ -264,7 +255,6 @@ class TestLossOptions:
 
 @pytest.mark.slow
 def test_autocast(models):
-    set_choice("linear_cross_entropy=torch")
     found = []
     for model, run in ((models[0], models[0]), (models[1], compiled(models[1])[0])):
         with torch.autocast(DEVICE, torch.bfloat16):
@@ -286,17 +276,12 @@ def test_frozen_parts_get_no_gradient(models, frozen):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not name.startswith(frozen))
         run(**inputs, use_cache=False).loss.backward()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, wanted in found[0].items():
-        if wanted is None:
-            assert found[1][name] is None
-        else:
-            close(found[1][name], wanted, 1e-4)
+        found.append(grads_of(model))
+    close(*found[::-1], 1e-4)
 
 
 @pytest.mark.slow
 def test_tied_weights(patched):
     upstream, model = moved(patched, tie_word_embeddings=True)
-    set_choice("linear_cross_entropy=torch")
     inputs = batch()
     assert_equal(stepped(model, compiled(model)[0], inputs), stepped(upstream, upstream, inputs))

@@ -1,7 +1,5 @@
 """`trainer_head` against a function of TRL's form, and against TRL's own where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 

@@ -1,14 +1,12 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest
 import torch
 
 from tests.kernels.linear_cross_entropy.objectives import VOCAB, loss_of, operands, tokens_of
-from tests.kernels.matching import gradients
+from tests.kernels.matching import DEVICE, gradients
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy import torch as torch_kernels
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
@@ -16,9 +14,6 @@ from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.linear_cross_entropy import triton as kernels
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
@@ -88,19 +83,9 @@ def test_the_operators_keep_their_contracts():
     linear, number = (x, weight, bias, target), torch.tensor([7.0], device=DEVICE)
     for items, needed in ((None, [True] * 3), (number, [False, True, False])):
         call = (
-            *linear,
-            items,
-            torch.rand(9, device=DEVICE),
-            -100,
-            1.0,
-            3.0,
-            0.1,
-            0.1,
-            True,
-            True,
-            *dtypes,
+            *linear, items, torch.rand(9, device=DEVICE), -100, 1.0, 3.0, 0.1, 0.1, True, True, *dtypes,
             needed,
-        )
+        )  # fmt: skip
         torch.library.opcheck(ops.linear_cross_entropy.default, call)
     ids, at = torch.randint(0, VOCAB, (9, 3), device=DEVICE), -torch.rand(9, 3, device=DEVICE)
     call = (*linear, ids, at, None, None, -100, 1.0, 3.0, -0.5, 0.3, 0.1, True, True, *dtypes, [True] * 3)

@@ -9,8 +9,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Few experts and as many as it takes."""
@@ -22,6 +20,3 @@ def calls() -> Iterator[Call]:
                 return kernel(layers, experts, 2, mask)
 
             yield f"{variant} {experts}", partial(both_ways, call, [empty(32, experts), empty(32, experts)])
-
-
-CALLS = {"load_balancing_loss": calls}

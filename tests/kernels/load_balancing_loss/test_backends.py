@@ -1,11 +1,9 @@
 """The torch and the Triton backend (interpreted on a CPU) against the reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from tests.kernels.matching import assert_matches, close, gradients
+from tests.kernels.matching import DEVICE, assert_matches, close, gradients
 from veomni_hook.kernels.load_balancing_loss import reference, row_weights
 from veomni_hook.kernels.load_balancing_loss import torch as plain
 
@@ -13,7 +11,6 @@ pytest.importorskip("triton")
 
 from veomni_hook.kernels.load_balancing_loss import triton as fused
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = pytest.mark.parametrize("module", [plain, fused], ids=["torch", "triton"])
 VARIANTS = pytest.mark.parametrize("variant", ["softmax_topk", "softmax_topk_in_dtype"])
 BATCH, LENGTH = 2, 19

@@ -11,8 +11,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import BF16, Call, Tensor, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def decay_of_channels(
     kernel: Callable[..., Any], dtype: torch.dtype | None, bound: tuple[bool, float | None], *leaves: Tensor
@@ -37,6 +35,3 @@ def calls() -> Iterator[Call]:
             leaves = [empty(2, 70, heads), empty(heads), empty(heads)]
             leaves += [empty(2, 70, heads)] * (variant == "softplus_and_sigmoid")
             yield f"{variant} {heads}", partial(both_ways, kernel, leaves)
-
-
-CALLS = {"log_decay": calls}

@@ -1,7 +1,5 @@
 """Decays, one a head and one a channel, beside what `test_contract` holds: values far out, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

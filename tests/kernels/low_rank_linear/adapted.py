@@ -1,7 +1,5 @@
 """PEFT's layers in the form that idioms route, beside the installed ones, and layers of both kinds."""
 
-from __future__ import annotations
-
 import copy
 import importlib.metadata
 import importlib.util
@@ -13,6 +11,7 @@ import torch
 from peft import LoraConfig
 from torch import nn
 
+from tests.kernels.matching import grads_of
 from veomni_hook.patches.engine import Origin, patch_source
 
 UPSTREAM = "peft.tuners.lora.layer"
@@ -89,5 +88,4 @@ def results(layer, x, run=None, *, to_x=True):
     y = (layer if run is None else run)(x)
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).bfloat16().to(y)
     y.backward(dy)
-    gradients = {name: each.grad for name, each in layer.named_parameters() if each.grad is not None}
-    return {"y": y.detach(), **({"x": x.grad} if to_x else {}), **gradients}
+    return {"y": y.detach(), **({"x": x.grad} if to_x else {}), **grads_of(layer)}

@@ -5,8 +5,6 @@ Every fact compares a step with upstream's code with one with ours, of the same 
 
 # ruff: noqa: E402, I001 - the hook first, or not at all
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Adapters of a whole model under the hook: PEFT's own, in wrappers, on two ranks, saved and loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Adapters behind a gated product that is not kept: through the interpreter on a CPU, compiled on a GPU."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
@@ -14,19 +12,12 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("triton")
 pytest.importorskip("peft")
 
-from tests.kernels.low_rank_linear.adapted import layer_of, load
-from tests.kernels.matching import close
+from tests.kernels.low_rank_linear.adapted import layer_of
+from tests.kernels.matching import DEVICE, close, grads_of
 from veomni_hook.kernels.gated_mlp import reference, triton
 from veomni_hook.kernels.gated_mlp.recomputed import Product
-from veomni_hook.kernels.selection.process_choice import set_choice
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS, HIDDEN, WIDTH = 6, 8, 20
-
-
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory):
-    return load(tmp_path_factory.mktemp("patched"))
 
 
 class Mlp(nn.Module):
@@ -47,8 +38,7 @@ def results(mlp, x):
     x = x.clone().requires_grad_()
     y = mlp(x)
     y.float().square().sum().backward()
-    found = {name: each.grad for name, each in mlp.named_parameters() if each.grad is not None}
-    return {"y": y.detach(), "x": x.grad, **found}
+    return {"y": y.detach(), "x": x.grad, **grads_of(mlp)}
 
 
 @pytest.mark.parametrize("options", [{}, {"lora_dropout": 0.3}, {"names": ("one", "two")}])
@@ -59,20 +49,16 @@ def results(mlp, x):
 def test_gradients_reach_gate_and_up(patched, dtype, factors, options, trained):
     import peft.tuners.lora.layer as upstream
 
-    set_choice("low_rank_linear=torch")
     theirs = Mlp(upstream, reference.product, dtype, factors, **options).to(DEVICE)
     ours = Mlp(patched, triton.product, dtype, factors, **options).to(DEVICE)
     for each in [*theirs.parameters(), *ours.parameters()] if trained else []:
         each.requires_grad_(True)
     x = torch.randn(2, TOKENS, HIDDEN, device=DEVICE).to(dtype)
     expected, found = results(theirs, x), results(ours, x)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        close(found[name], expected[name], 1e-5 if dtype is torch.float32 else 4e-2)
+    close(found, expected, 1e-5 if dtype is torch.float32 else 4e-2)
 
 
 def test_the_product_is_not_saved(patched):
-    set_choice("low_rank_linear=torch")
     mlp = Mlp(patched, triton.product, torch.float32, torch.float32).to(DEVICE)
     x = torch.randn(TOKENS, HIDDEN, device=DEVICE, requires_grad=True)
     products, saved = [], []
@@ -84,7 +70,6 @@ def test_the_product_is_not_saved(patched):
 
 
 def test_a_checkpoint_keeps_no_result_of_its_layers(patched):
-    set_choice("low_rank_linear=torch")
     mlp = Mlp(patched, triton.product, torch.float32, torch.float32).to(DEVICE)
     x = torch.randn(TOKENS, HIDDEN, device=DEVICE, requires_grad=True)
     results = []
@@ -100,8 +85,6 @@ def test_a_checkpoint_keeps_no_result_of_its_layers(patched):
 def test_a_product_that_was_written_into_is_taken_as_it_is(patched):
     import peft.tuners.lora.layer as upstream
 
-    set_choice("low_rank_linear=torch")
-
     def doubled(gated):
         return lambda *operands: gated(*operands).mul_(2)
 
@@ -109,5 +92,4 @@ def test_a_product_that_was_written_into_is_taken_as_it_is(patched):
     ours = Mlp(patched, doubled(triton.product), torch.float32, torch.float32).to(DEVICE)
     x = torch.randn(TOKENS, HIDDEN, device=DEVICE)
     expected, found = results(theirs, x), results(ours, x)
-    for name in expected:
-        close(found[name], expected[name], 1e-5)
+    close(found, expected, 1e-5)

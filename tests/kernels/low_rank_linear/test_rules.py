@@ -1,7 +1,5 @@
 """Calls of adapted layers that are PEFT's own, each with its reason; and states of PEFT's layers."""
 
-from __future__ import annotations
-
 import copy
 from types import MethodType
 
@@ -12,21 +10,11 @@ from torch.nn.utils import parametrize
 
 pytest.importorskip("peft")
 
-from tests.kernels.low_rank_linear.adapted import base_of, layer_of, load, pair, results
+from tests.kernels.low_rank_linear.adapted import base_of, layer_of, pair, results
 from tests.kernels.matching import close
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 F32, BF16 = torch.float32, torch.bfloat16
-
-
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory):
-    return load(tmp_path_factory.mktemp("patched"))
-
-
-@pytest.fixture(autouse=True)
-def chosen():
-    set_choice("low_rank_linear=torch")
 
 
 def inputs(dtype=F32):
@@ -121,8 +109,7 @@ def test_a_parametrised_factor_is_taken_as_it_is(patched):
     for layer in layers:
         parametrised(layer)
     expected, found = (results(layer, inputs()) for layer in layers)
-    for name in expected:
-        close(found[name], expected[name], 3e-6)
+    close(found, expected, 3e-6)
 
 
 @pytest.mark.parametrize(
@@ -241,5 +228,4 @@ def test_tied_adapters_get_the_sum_of_gradients(patched):
     import peft.tuners.lora.layer as upstream
 
     expected, found = tied(upstream), tied(patched)
-    for name in expected:
-        close(found[name], expected[name], 3e-6)
+    close(found, expected, 3e-6)

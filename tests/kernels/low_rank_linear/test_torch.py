@@ -1,7 +1,5 @@
 """Adapted layers against PEFT's own code: results and every gradient, and what is saved and made."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("peft")
 
-from tests.kernels.low_rank_linear.adapted import base_of, load, pair, results
+from tests.kernels.low_rank_linear.adapted import base_of, pair, results
 from tests.kernels.matching import close
 from veomni_hook.kernels.low_rank_linear import products
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -20,16 +18,6 @@ F32, BF16 = torch.float32, torch.bfloat16
 #: Dtypes of the layer and of its adapters; PEFT's default for a bfloat16 model is the last.
 DTYPES = {"float32": (F32, F32), "bfloat16": (BF16, BF16), "mixed": (BF16, F32)}
 TOLERANCE = {F32: 3e-6, BF16: 2e-2}
-
-
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory):
-    return load(tmp_path_factory.mktemp("patched"))
-
-
-@pytest.fixture(autouse=True)
-def chosen():
-    set_choice("low_rank_linear=torch")
 
 
 def inputs(shape, dtype):
@@ -41,10 +29,9 @@ def outcome(patched, layer):
 
 
 def assert_equal(found, expected, tolerance):
-    assert found.keys() == expected.keys()
+    close(found, expected, tolerance)
     for name, truth in expected.items():
         assert (found[name].dtype, found[name].shape) == (truth.dtype, truth.shape), name
-        close(found[name], truth, tolerance)
 
 
 class _Kept(nn.Linear):

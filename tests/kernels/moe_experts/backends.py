@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from tests.kernels import declared
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import DEVICE, assert_matches
 from tests.kernels.moe_experts.formulas import CASES, inputs
 from veomni_hook.kernels.selection.declaration import Kernel
 from veomni_hook.kernels.selection.registry import load_attribute
 
-__all__ = ["BACKENDS", "DEVICE", "LAYOUTS", "Backend", "every"]
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Every way of storing weights, every order of gates and ups, with biases and without.
 LAYOUTS = ["gated", "gated_transposed", "biased_interleaved_alpha_gated", "ungated"]
 #: The plainest of them and the oddest: what Triton's interpreter does by default.

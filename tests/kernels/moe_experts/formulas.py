@@ -1,7 +1,5 @@
 """The layouts once more, in other words: a formula for one token and one expert, and a loop like upstream's."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -13,8 +13,6 @@ from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import route
 from veomni_hook.kernels.shared.activations import FUNCTIONS
 
-__all__ = ["CASES", "Case", "Operands", "errors", "gate_up_backward", "weight_gradients"]
-
 BF16, F16 = torch.bfloat16, torch.float16
 PRODUCT, ALONE = 0, 4
 

@@ -10,8 +10,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def experts(
     sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str], **casts: bool
@@ -78,12 +76,8 @@ def adapted_experts(
 
 
 _LAYOUTS = (
-    "gated",
-    "gated_transposed",
-    "biased_interleaved_alpha_gated",
-    "biased_alpha_gated_float32",
-    "ungated",
-)
+    "gated", "gated_transposed", "biased_interleaved_alpha_gated", "biased_alpha_gated_float32", "ungated",
+)  # fmt: skip
 
 CALLS = {
     "moe_experts in float8": partial(

@@ -1,7 +1,5 @@
 """What every backend of experts with stacked weights keeps: the reference's results and every gradient of them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Experts in float8: the definition on a CPU, and Triton's kernels, compiled on a GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

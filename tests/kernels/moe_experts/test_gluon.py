@@ -1,7 +1,5 @@
 """Where Gluon's kernels are chosen, and whether they compile for Hopper; test_gluon_on_gpu.py runs them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Gluon has no interpreter: test_gluon.py compiles them, and decides with them, on any machine.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 

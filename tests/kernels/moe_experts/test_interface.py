@@ -1,7 +1,5 @@
 """Ours in transformers' list of experts' implementations."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -12,31 +10,23 @@ from transformers import Qwen3MoeConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from tests.kernels.matching import close
-from tests.kernels.patched_qwen3 import load
+from tests.kernels.matching import DEVICE, close
 from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.moe_experts import interface
 from veomni_hook.kernels.moe_experts.provenance import OURS
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.tools.report.explanation import explain
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_experts": 4,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4,
     "num_experts_per_tok": 2,
-}
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def patched_moe(tmp_path_factory):
-    return load(tmp_path_factory.mktemp("patched"), modeling_qwen3_moe.__name__)
+@pytest.fixture
+def patched_moe(modules):
+    return modules("qwen3_moe")[1]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Combinations of axes without a row in the table are variants like those with one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What is the npu backend's own, on the double of torch_npu's operators; `test_backends` has the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -103,14 +101,9 @@ def test_experts_past_the_last_with_weights_return_their_input(with_weights):
     hidden_states, _, routing, gate_up, down = inputs(CASES["gated"])
     ids = torch.randint(0, EXPERTS + 2, routing.shape)
     result = reference.gated_or_identity(
-        hidden_states,
-        ids,
-        routing,
-        gate_up if with_weights else None,
-        down if with_weights else None,
-        functional.silu,
-        EXPERTS,
-    )
+        hidden_states, ids, routing, gate_up if with_weights else None, down if with_weights else None,
+        functional.silu, EXPERTS,
+    )  # fmt: skip
     real = (ids < EXPERTS) if with_weights else torch.zeros_like(ids, dtype=torch.bool)
     kept = (routing * ~real).sum(-1, keepdim=True) * hidden_states
     computed = one_by_one(

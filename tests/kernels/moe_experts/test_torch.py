@@ -1,7 +1,5 @@
 """What is the torch backend's own, `torch_grouped` on a CPU, too; `test_backends` has the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

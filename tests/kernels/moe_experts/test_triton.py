@@ -1,7 +1,5 @@
 """What is the triton backend's own: interpreted on a CPU, compiled on a GPU; `test_backends` has the rest."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

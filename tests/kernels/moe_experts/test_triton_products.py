@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.moe_experts import reference
 
 pytest.importorskip("triton")
@@ -17,7 +18,6 @@ from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import route
 from veomni_hook.kernels.moe_experts.triton_tiles import Tile
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter is wrong for products of bfloat16.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2}

@@ -1,16 +1,13 @@
 """Sums of rows at given places: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.moe_experts.triton_sums import sum_places
 from veomni_hook.parallel.expert_copies import copies_of
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

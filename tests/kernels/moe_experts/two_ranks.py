@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from tests.kernels.matching import close
+from tests.kernels.matching import close, grads_of
 from tests.kernels.patched_qwen3 import load
 from tests.processes import join, leave
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -18,15 +18,9 @@ from veomni_hook.tools.report.explanation import explain
 
 WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-}
+    "vocab_size": 64, "hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 
 
 def adapted(home):
@@ -51,12 +45,10 @@ def experts(model):
 
 def compare(upstream, model, told) -> None:
     close(step(model), step(upstream), 1e-5)
-    expected = {name: each.grad for name, each in upstream.named_parameters() if each.grad is not None}
-    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    assert expected.keys() == found.keys() and len(found) == 2 * 2 * len(WEIGHTS)
-    for name, gradient in found.items():
-        assert isinstance(gradient, DTensor)
-        close(gradient.full_tensor(), expected[name], 1e-4)
+    found = grads_of(model)
+    assert len(found) == 2 * 2 * len(WEIGHTS)
+    assert all(isinstance(gradient, DTensor) for gradient in found.values())
+    close({name: each.full_tensor() for name, each in found.items()}, grads_of(upstream), 1e-4)
     (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts/" in each)
     assert told in line, line
 

@@ -11,8 +11,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import F32, Call, Tensor, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Few experts and many."""
@@ -44,6 +42,3 @@ def calls() -> Iterator[Call]:
                 [logits],
             ),
         )
-
-
-CALLS = {"moe_router": calls}

@@ -1,7 +1,5 @@
 """The torch and the Triton backend (interpreted on a CPU) against the reference."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -10,7 +8,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from tests.kernels.batches import assert_batch_invariant
-from tests.kernels.matching import assert_matches, close, gradients
+from tests.kernels.matching import DEVICE, assert_matches, close, gradients
 from veomni_hook.kernels.moe_router import given, reference
 from veomni_hook.kernels.moe_router import torch as plain
 from veomni_hook.kernels.moe_router.variants import LAYOUTS
@@ -20,7 +18,6 @@ pytest.importorskip("triton")
 
 from veomni_hook.kernels.moe_router import triton as fused
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = pytest.mark.parametrize("module", [plain, fused], ids=["torch", "triton"])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # More than a program takes of few experts.

@@ -1,13 +1,10 @@
 """The npu kernels on the double of torch_npu's operators, against the reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.moe_router import npu, reference
-from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 
@@ -96,8 +93,3 @@ def test_refuses():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert "autocast" in npu.refuses_in_autocast(None, logits.bfloat16())
         assert npu.refuses(None, logits.bfloat16()) is None
-
-
-def test_every_variant_is_declared():
-    found = {k.variant: k.automatic for k in registry.kernels("moe_router") if k.backend == "npu"}
-    assert found == {"softmax_topk": True, "topk_softmax": True, "biased_topk": False, "grouped_topk": False}

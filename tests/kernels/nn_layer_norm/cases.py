@@ -1,15 +1,11 @@
 """Calls of torch's LayerNorm, with the parameters that it may have."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
 from torch import nn
 
 from tests.kernels.contract import Case
-
-__all__ = ["CASES", "ONE_DTYPE", "SIZES", "called", "operands"]
 
 EPS = 1e-3
 #: Of rows, and how many parameters there are: weight and bias, a weight alone, none.

@@ -8,8 +8,6 @@ from functools import partial
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 from tests.kernels.nn_layer_norm.norms import FORMS, of_tensors
 
-__all__ = ["CALLS", "of_modules"]
-
 
 def calls() -> Iterator[Call]:
     """Norms of torch's class with all parameters, with a weight, and with none."""
@@ -23,6 +21,3 @@ def of_modules(op: str, count: int) -> Iterator[Call]:
                 parameters = [empty(columns)] * sum(FORMS[form])
                 leaves = [empty(64, columns)] * count + parameters
                 yield f"{variant} {columns} {form}", partial(both_ways, call, leaves)
-
-
-CALLS = {"nn_layer_norm": calls}

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["DEVICE", "EPS", "FORMS", "inputs", "of_tensors"]
+from tests.kernels.matching import DEVICE
 
 EPS = 1e-3
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Whether there is a weight, and a bias.
 FORMS = {"weight and bias": (True, True), "weight": (True, False), "neither": (False, False)}
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Starcoder2Config
 from transformers.models.starcoder2 import modeling_starcoder2 as upstream
 
-from tests.kernels.matching import close
+from tests.kernels.matching import DEVICE, close
 from tests.kernels.patched_qwen3 import batch, load
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.tools.report.explanation import explain
@@ -21,7 +21,6 @@ pytest.importorskip("triton")
 
 pytestmark = pytest.mark.usefixtures("anywhere")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BY_NAME = "nn_layer_norm=triton,add_layer_norm=triton"
 OPS = ("nn_layer_norm", "add_layer_norm")
 
@@ -57,11 +56,6 @@ def trained(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-def assert_equal_steps(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    for found, truth in zip(ours, theirs, strict=True):
-        close(found, truth, 1e-4)
-
-
 def outcomes(model: Any) -> dict[tuple[str, str], tuple[str, str]]:
     rows = [row for row in explain(model).rows if row.op in OPS]
     return {(row.op, row.place): (row.backend, row.reason) for row in rows}
@@ -74,15 +68,14 @@ def test_a_model_trains_with_the_kernels_that_were_named(patched):
     step = trained(ours, inputs)
     assert {backend for backend, _ in outcomes(ours).values()} == {"triton"}
     assert len(outcomes(ours)) == 5  # two layers with both, and the last norm
-    assert_equal_steps(step, trained(theirs, inputs))
+    close(step, trained(theirs, inputs), 1e-4)
 
 
 def test_auto_leaves_them_to_torch_and_says_so(patched):
     theirs, ours = pair(patched)
     inputs = {name: each.to(DEVICE) for name, each in batch().items()}
     set_choice("auto")
-    for found, truth in zip(trained(ours, inputs), trained(theirs, inputs), strict=True):
-        close(found, truth, 1e-5)
+    close(trained(ours, inputs), trained(theirs, inputs), 1e-5)
     found = outcomes(ours)
     assert len(found) == 5 and {backend for backend, _ in found.values()} == {"eager"}
     assert {reason for _, reason in found.values()} == {
@@ -97,7 +90,7 @@ def test_a_norm_with_a_hook_is_called(patched):
         model.model.layers[0].post_attention_layernorm.register_forward_hook(lambda *_: seen.append(1))
     inputs = {name: each.to(DEVICE) for name, each in batch().items()}
     set_choice(BY_NAME)
-    assert_equal_steps(trained(ours, inputs), trained(theirs, inputs))
+    close(trained(ours, inputs), trained(theirs, inputs), 1e-4)
     assert len(seen) == 2
     backends = {place: backend for (op, place), (backend, _) in outcomes(ours).items() if op == OPS[1]}
     assert sorted(backends.values()) == ["eager", "triton"]
@@ -118,4 +111,4 @@ def test_compiled_without_a_break(patched, choice):
     targets = {str(node.target) for each in modules for node in each.graph.nodes}
     found = {name for name in ("layer_norm", "add_layer_norm") if f"veomni_hook.{name}.default" in targets}
     assert found == ({"layer_norm", "add_layer_norm"} if choice == BY_NAME else set())
-    assert_equal_steps(step, trained(theirs, inputs))
+    close(step, trained(theirs, inputs), 1e-4)

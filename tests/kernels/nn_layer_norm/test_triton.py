@@ -1,7 +1,5 @@
 """The kernel of torch's LayerNorm against the call of the module: interpreted, or compiled on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,13 +1,9 @@
 """Calls of convolutions whose blocks do not overlap."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.kernels.contract import Case
 from tests.kernels.patch_projection.convolutions import CASES as CONVOLUTIONS
-
-__all__ = ["CASES"]
 
 
 def operands(name, dtype, others):

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-__all__ = ["CASES", "CHANNELS_LAST", "DEVICE", "Case", "inputs", "of_tensors"]
+from tests.kernels.matching import DEVICE
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 

@@ -11,12 +11,11 @@ import torch
 import torch._dynamo.testing
 from torch import nn
 
-from tests.kernels.matching import close
+from tests.kernels.matching import DEVICE, close
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.tools.report.explanation import explain
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OP = "patch_projection"
 SMALL = {"hidden_size": 32, "intermediate_size": 48}
 TOWER = {**SMALL, "depth": 2, "num_heads": 4, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2,

@@ -1,7 +1,5 @@
 """Which calls of a convolution run as upstream's code, and why."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

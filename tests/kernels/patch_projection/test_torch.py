@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.kernels.dispatched import Operators
 from tests.kernels.matching import assert_matches
 from tests.kernels.patch_projection.convolutions import CASES, CHANNELS_LAST, DEVICE, inputs, of_tensors
 from veomni_hook.kernels.patch_projection import reference, rules
@@ -103,18 +102,6 @@ def test_views_that_upstream_makes_of_results(dtype):
     }.items():
         given = inputs(CASES[name], dtype)
         assert_matches(*(lambda *t, f=f, view=view: view(f(*t)) for f in pair(name)), given)
-
-
-class Operators(TorchDispatchMode):
-    """Records what PyTorch runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("name", "copies"), [("one block of 3 dimensions", 0), ("an image", 2)])

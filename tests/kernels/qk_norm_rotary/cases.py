@@ -1,13 +1,8 @@
 """Calls of qk_norm_rotary."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.kernels.contract import DEVICE, Case
-from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES", "operands"]
 
 #: Batch, heads of queries and keys, length, head_dim, what turns of it.
 SIZES = [
@@ -43,6 +38,3 @@ def case(variant):
         # The interpreter cuts bfloat16 off where everything else rounds.
         tolerance={} if DEVICE == "cuda" else {torch.bfloat16: 6e-2},
     )
-
-
-CASES = {variant: case(variant) for variant in registry.ops()["qk_norm_rotary"].variants}

@@ -7,8 +7,6 @@ from functools import partial
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Every variant at the width of most models, and at an odd one."""
@@ -22,6 +20,3 @@ def calls() -> Iterator[Call]:
                 return kernel(q, k, first, second, 1e-6, 1e-6, cos, sin)
 
             yield f"{variant} {width}", partial(both_ways, call, [q, k, empty(width), empty(width)])
-
-
-CALLS = {"qk_norm_rotary": calls}

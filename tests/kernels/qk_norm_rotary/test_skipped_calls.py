@@ -1,7 +1,5 @@
 """What is skipped must be the recognised code, and nothing may hang on a call of it."""
 
-from __future__ import annotations
-
 from types import MethodType
 
 import pytest

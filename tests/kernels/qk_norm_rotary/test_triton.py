@@ -1,18 +1,15 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from tests.kernels import declared
 from tests.kernels.declared import refusal
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import DEVICE, assert_matches
 
 pytest.importorskip("triton")
 
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WHOLE, PARTIAL = "cast_before_weight_half_split", "one_plus_weight_half_split_partial"
 # Batch, heads of queries and keys, length, head_dim, what turns of it.
 SIZES = [

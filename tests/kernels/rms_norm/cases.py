@@ -1,14 +1,9 @@
 """Calls of rms_norm."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional
 
 from tests.kernels.contract import Case, Refusal, in_order
-from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES", "EPS", "ROUNDED_INSIDE", "SHAPES", "operands"]
 
 EPS = 1e-3
 SHAPES = [(3, 5, 7), (2, 0, 8), (6,), (129, 33), (2, 3, 4, 128), (2, 1, 1, 1, 1, 1, 1, 2, 4)]
@@ -58,11 +53,11 @@ def case(variant):
     )
 
 
-CASES = {variant: case(variant) for variant in registry.ops()["rms_norm"].variants}
-
-ROWS = torch.randn(2, 8)
-SPARSE = torch.sparse_coo_tensor(size=(2, 8), check_invariants=True)
-SOME = ["cast_before_weight"]
 REFUSED = [
-    Refusal("float64", {"hidden_states": ROWS.double()}, SOME, ["triton", "npu", "torch"]),
+    Refusal(
+        "float64",
+        {"hidden_states": torch.randn(2, 8).double()},
+        ["cast_before_weight"],
+        ["triton", "npu", "torch"],
+    )
 ]

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS", "in_parts"]
-
 
 def calls() -> Iterator[Call]:
     """Rows in one block, in two, in parts, and of odd lengths."""
@@ -29,6 +27,3 @@ def calls() -> Iterator[Call]:
 
 def in_parts(variant: str) -> tuple[int, ...]:
     return (20480, 32768) if variant == "cast_before_weight" else ()
-
-
-CALLS = {"rms_norm": calls}

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.modules import module as module_globals
 from transformers.activations import ACT2FN
 
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import DEVICE, assert_matches
 from veomni_hook.kernels.rms_norm import reference
 
 pytest.importorskip("triton")
@@ -19,7 +19,6 @@ pytest.importorskip("triton")
 from veomni_hook.kernels.rms_norm import gated, rounded
 
 EPS = 1e-3
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 AFTER = ("cast_before_weight_gated", "weight_before_cast_gated")
 
 

@@ -1,16 +1,14 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 import torch
 
 from tests.kernels.batches import assert_batch_invariant
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import DEVICE, assert_matches
 from tests.kernels.rms_norm import variants
-from tests.kernels.rms_norm.variants import DTYPES, EPS
+from tests.kernels.rms_norm.variants import DTYPES, EPS, wide
 from veomni_hook.kernels.selection.registry import registry
 
 pytest.importorskip("triton")
@@ -18,7 +16,6 @@ pytest.importorskip("triton")
 from veomni_hook.kernels.rms_norm import tiles
 from veomni_hook.kernels.rms_norm import triton as kernels
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = sorted(k.variant for k in registry.kernels("rms_norm") if k.backend == "triton")
 
 
@@ -26,18 +23,7 @@ pair = partial(variants.pair, "triton")
 inputs = partial(variants.inputs, device=DEVICE)
 
 
-def test_every_variant_has_a_kernel():
-    assert VARIANTS == sorted(registry.ops()["rms_norm"].variants)
-
-
-def wide():
-    """Rows of more than a tile: one kind in the default suite, since the interpreter needs seconds for each."""
-    every = [(variant, dtype) for variant in VARIANTS for dtype in DTYPES]
-    first = ("cast_before_weight", torch.float32)
-    return [pytest.param(*kind, marks=[] if kind == first else pytest.mark.slow) for kind in every]
-
-
-@pytest.mark.parametrize(("variant", "dtype"), wide(), ids=str)
+@pytest.mark.parametrize(("variant", "dtype"), wide(VARIANTS), ids=str)
 def test_wide_rows(variant, dtype):
     assert_matches(*pair(variant, 4100), inputs(variant, (3, 4100), dtype))
 
@@ -59,28 +45,6 @@ def test_blocks_cover_a_row_and_no_more_than_they_must():
         2560: (4096, 0), 6144: (8192, 0), 8192: (8192, 0), 8320: (8192, 128), 12288: (8192, 4096),
         16000: (16384, 0), 20480: (16384, 4096), 48: (64, 0),
     }  # fmt: skip
-
-
-@pytest.fixture
-def split_early(monkeypatch):
-    """Splits short rows, too, which the interpreter is done with sooner."""
-    monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
-    monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
-    kernels._backward_launch.cache_clear()
-    yield
-    kernels._backward_launch.cache_clear()
-
-
-@pytest.fixture
-def in_parts(monkeypatch):
-    """Processes short rows in parts, too: up to the eight of the widest rows."""
-    monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
-    monkeypatch.setattr(
-        tiles, "_PARTS", ((40, 8, 4, True), (64, 8, 4, False), (tiles.MOST_COLUMNS, 32, 4, True))
-    )
-    kernels._backward_launch.cache_clear()
-    yield
-    kernels._backward_launch.cache_clear()
 
 
 #: Those that `kernels.BACKWARD` computes the gradient of.

@@ -1,29 +1,17 @@
 """Calls of rotary."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.kernels import declared
 from tests.kernels.contract import DEVICE, DTYPES, Case, in_order
-from veomni_hook.kernels.selection.registry import registry
+from tests.kernels.rotary.variants import HALF_WIDTH, PARTIAL
 from veomni_hook.kernels.slot.arguments import operand_names
-
-__all__ = ["CASES", "operands"]
 
 #: Batch, heads of queries and keys, length, head_dim, batch of the tables.
 SIZES = [
     (2, 3, 2, 5, 16, 2), (2, 3, 2, 5, 16, 1), (2, 3, 2, 1, 16, 2), (2, 3, 2, 0, 16, 2), (0, 3, 2, 5, 16, 0),
     (2, 3, 2, 5, 12, 2), (2, 5, 1, 9, 80, 2), (2, 40, 8, 3, 4, 2), (1, 1, 1, 700, 4, 1),
 ]  # fmt: skip
-PARTIAL = {
-    "half_split_partial", "half_split_partial_optional_key", "pairs_partial", "pairs_partial_repeated",
-    "pairs_trailing_fp32_single",
-}  # fmt: skip
-HALF_WIDTH = {
-    "half_width_halves", "half_width_halves_single", "half_width_pairs", "half_width_pairs_single",
-    "pairs_doubled_single", "pairs_trailing_fp32_single", "complex_pairs", "complex_pairs_moved",
-}  # fmt: skip
 #: Tables that have a dimension for the heads.
 BROADCAST = {
     "half_width_halves_single", "half_width_pairs_single", "pairs_fp32_broadcast",
@@ -93,6 +81,3 @@ def case(variant):
         # The interpreter cuts float32 off where bfloat16 is rounded.
         dtypes=DTYPES if DEVICE == "cuda" else DTYPES[:2],
     )
-
-
-CASES = {variant: case(variant) for variant in registry.ops()["rotary"].variants}

@@ -7,8 +7,6 @@ from functools import partial
 
 from tests.kernels.absent_gpu.operands import BF16, Call, both_ways, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Every variant at the width of most models, and at an odd one."""
@@ -18,6 +16,3 @@ def calls() -> Iterator[Call]:
         for width in (128, 80):
             ours, _, states = variants.call("triton", variant, BF16, BF16, heads=(8, 2), width=width)
             yield f"{variant} {width}", partial(both_ways, ours, states)
-
-
-CALLS = {"rotary": calls}

@@ -1,31 +1,22 @@
 """Liger's rotary kernel, where it is installed: through the interpreter on a CPU, compiled on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
+from tests.kernels.matching import DEVICE
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.rotary import reference
-from veomni_hook.kernels.selection.registry import registry
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")
 
 from veomni_hook.kernels.rotary.liger import refuses, rotary
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
 
 def operands(cos_batch=1, dtype=torch.float32):
     q, k = (torch.randn(2, 5, heads, 16).to(DEVICE, dtype).transpose(1, 2) for heads in (3, 2))
     angle = torch.randn(cos_batch, 5, 8).repeat(1, 1, 2)
     return [q, k, angle.cos().to(q), angle.sin().to(q)]
-
-
-def test_runs_only_if_asked_for():
-    (kernel,) = (k for k in registry.kernels("rotary") if k.backend == "liger")
-    assert (kernel.variant, kernel.automatic) == ("half_split", False)
 
 
 @pytest.mark.parametrize("cos_batch", [1, 2])

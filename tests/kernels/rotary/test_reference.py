@@ -109,17 +109,10 @@ FORMS = {
 }
 #: Variants with a test of their own below.
 OTHERS = {
-    "half_split_after_prefix",
-    "half_split_gathered",
-    "half_split_sections",
-    "half_split_of_angles_fp32_single",
-    "pairs_matrix",
-    "complex_pairs",
-    "complex_pairs_moved",
-    "half_split_gathered_with_value",
-    "half_split_packed_heads",
-    "sections",
-}
+    "half_split_after_prefix", "half_split_gathered", "half_split_sections",
+    "half_split_of_angles_fp32_single", "pairs_matrix", "complex_pairs", "complex_pairs_moved",
+    "half_split_gathered_with_value", "half_split_packed_heads", "sections",
+}  # fmt: skip
 BROADCAST = {
     "half_width_halves_single",
     "half_width_pairs_single",

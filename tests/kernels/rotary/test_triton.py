@@ -1,7 +1,5 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -209,17 +207,10 @@ def test_rules_take_what_models_give(variant):
         ({"unsqueeze_dim": True}, "unsqueeze_dim is True"),
         ({"unsqueeze_dim": 5}, "unsqueeze_dim is 5"),
         ({"unsqueeze_dim": 2}, "do not match the positions"),
-        (
-            {
-                "q": torch.nn.Buffer(torch.randn(2, 3, 5, 16)).as_subclass(
-                    type("Strange", (torch.Tensor,), {})
-                )
-            },
-            "Strange",
-        ),
+        ({"q": torch.nn.Buffer(torch.randn(2, 3, 5, 16)).as_subclass(type("Strange", (torch.Tensor,), {}))}, "Strange"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)
+)  # fmt: skip
 def test_refuses(change, reason):
     assert reason in asked(**{name: given for name, given in change.items()})
 

@@ -1,14 +1,10 @@
 """Both sides of the variants, and operands for them."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.kernels import declared
+from tests.kernels.matching import DEVICE
 
-__all__ = ["BROADCAST", "COMPLEX", "DEVICE", "HALF_WIDTH", "PARTIAL", "at", "call", "states", "tables"]
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 F32 = torch.float32
 HALF_WIDTH = {
     "half_width_halves", "half_width_halves_single", "half_width_pairs", "half_width_pairs_single",

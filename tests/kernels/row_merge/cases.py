@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from tests.kernels.contract import Case, in_order
-from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["CASES", "MASKS", "mask_of"]
+from tests.kernels.contract import DEVICE, Case, in_order
 
 MASKS = ["alternating", "none", "all", "a run", "the last"]
 
 
 def mask_of(name: str, *shape: int) -> torch.Tensor:
     count = torch.Size(shape).numel()
-    places = torch.arange(count).view(shape)
+    places = torch.arange(count, device=DEVICE).view(shape)
     return {
         "none": places < 0,
         "all": places >= 0,
@@ -49,6 +46,3 @@ def case(variant):
         rows=("inputs" if variant == "rows" else "hidden_states",),
         exact=("torch", "triton") if variant == "rows" else ("torch",),
     )
-
-
-CASES = {variant: case(variant) for variant in registry.ops()["row_merge"].variants}

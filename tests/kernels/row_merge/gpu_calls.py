@@ -9,8 +9,6 @@ import torch
 
 from tests.kernels.absent_gpu.operands import Call, both_ways, empty, kernels_of
 
-__all__ = ["CALLS"]
-
 
 def calls() -> Iterator[Call]:
     """Every variant at the width of most models, at an odd one, and in several parts."""
@@ -25,6 +23,3 @@ def calls() -> Iterator[Call]:
 
             leaves = [empty(64, columns), empty(32, columns)]
             yield f"{variant} {columns}", partial(both_ways, call, leaves)
-
-
-CALLS = {"row_merge": calls}

@@ -7,26 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels import declared
-from tests.kernels.matching import assert_matches
+from tests.kernels.dispatched import Operators
+from tests.kernels.matching import DEVICE, assert_matches
+from tests.kernels.row_merge.cases import MASKS, mask_of
 from veomni_hook.kernels.row_merge import rules
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 METHOD = torch.Tensor.masked_scatter
 BACKENDS = ["torch", "triton", "reference"]
 #: What makes the host wait for a GPU.
 READS = {
-    "nonzero",
-    "masked_select",
-    "_local_scalar_dense",
-    "item",
-    "index",
-    "index_put",
-    "masked_scatter",
+    "nonzero", "masked_select", "_local_scalar_dense", "item", "index", "index_put", "masked_scatter",
     "is_nonzero",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=BACKENDS)
@@ -40,20 +34,6 @@ def kernel(backend: str, variant: str) -> Any:
     if backend == "reference":
         return declared.reference("row_merge", variant)
     return declared.kernel("row_merge", variant, backend)
-
-
-def mask_of(name: str, *shape: int) -> torch.Tensor:
-    mask = {
-        "none": torch.zeros(shape, dtype=torch.bool),
-        "all": torch.ones(shape, dtype=torch.bool),
-        "alternating": (torch.arange(torch.Size(shape).numel()) % 2 == 1).view(shape),
-        "a run": (torch.arange(torch.Size(shape).numel()) // 3 == 1).view(shape),
-        "the last": torch.arange(torch.Size(shape).numel()).view(shape) == torch.Size(shape).numel() - 1,
-    }[name]
-    return mask.to(DEVICE)
-
-
-MASKS = ["none", "all", "alternating", "a run", "the last"]
 
 
 def assert_merges(
@@ -146,23 +126,11 @@ def test_added_rows(backend, name, dtypes):
     )
 
 
-class _Operators(TorchDispatchMode):
-    """Collects the names of operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
 def operators(function: Any, inputs: torch.Tensor, source: torch.Tensor) -> set[str]:
     leaves = inputs.requires_grad_(), source.requires_grad_()
-    with _Operators() as mode:
+    with Operators() as mode:
         function(*leaves).sum().backward()
-    return mode.names
+    return set(mode.names)
 
 
 @pytest.mark.parametrize("variant", ["rows", "rows_added"])

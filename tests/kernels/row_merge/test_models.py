@@ -19,6 +19,11 @@ from veomni_hook.kernels.selection.process_choice import set_choice
 pytest.importorskip("triton")
 
 
+@pytest.fixture(autouse=True)
+def chosen():
+    set_choice("eager,row_merge=torch")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Any:
     return tmp_path_factory.mktemp("towers")
@@ -91,7 +96,6 @@ def test_a_step_is_upstreams(name, backend, folder):
 def test_a_step_in_bfloat16(name, folder):
     family = FAMILIES[name]
     _, models = pair(family, folder, torch.bfloat16)
-    set_choice("eager,row_merge=torch")
     torch.manual_seed(1)
     batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in family.batch().items()}
     theirs, ours = (trained(model, batch) for model in models)
@@ -99,6 +103,7 @@ def test_a_step_in_bfloat16(name, folder):
 
 
 def test_without_a_choice_upstreams_code_runs_on_a_cpu(folder):
+    set_choice("auto")
     family = FAMILIES["qwen3_vl"]
     patched, models = pair(family, folder)
     torch.manual_seed(1)
@@ -111,7 +116,6 @@ def test_without_a_choice_upstreams_code_runs_on_a_cpu(folder):
 def test_a_wrong_number_of_tokens_is_upstreams_error(folder):
     family = FAMILIES["qwen2_5_vl"]
     _, models = pair(family, folder)
-    set_choice("eager,row_merge=torch")
     batch = family.batch()
     ids = batch["input_ids"].clone()
     ids[0, 3] = 7
@@ -128,7 +132,6 @@ def test_checks_can_be_switched_off(folder, monkeypatch):
     monkeypatch.setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
     family = FAMILIES["llava"]
     _, models = pair(family, folder)
-    set_choice("eager,row_merge=torch")
     batch = family.batch()
     fewer, more = batch["input_ids"].clone(), batch["input_ids"].clone()
     fewer[0, 1], more[0, 0] = 7, 60
@@ -142,7 +145,6 @@ def test_checks_can_be_switched_off(folder, monkeypatch):
 def test_a_replaced_method_is_called(folder, monkeypatch):
     family = FAMILIES["llava"]
     patched, models = pair(family, folder)
-    set_choice("eager,row_merge=torch")
     scatter, called = torch.Tensor.masked_scatter, []
 
     def counted(self, mask, source):
@@ -158,6 +160,7 @@ def test_a_replaced_method_is_called(folder, monkeypatch):
 
 
 def test_compiled_checks_are_upstreams_own(folder):
+    set_choice("auto")
     family = FAMILIES["qwen2_5_vl"]
     _, models = pair(family, folder)
     ids, embeds, features = family.batch()["input_ids"], torch.randn(2, 14, 32), torch.randn(8, 32)

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["FAMILIES", "Family"]
-
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,

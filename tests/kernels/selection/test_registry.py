@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess
@@ -329,16 +327,12 @@ def test_code_that_is_missing(reference):
         (Requirement(), System("cpu"), None),
         (Requirement(devices=("cuda",)), System("cpu"), "needs a device of type cuda, found cpu"),
         (Requirement(devices=("cuda", "npu")), System("npu"), None),
-        (
-            Requirement(min_capability=(9, 0)),
-            System("cuda", (8, 0)),
-            "needs compute capability 9.0, found 8.0",
-        ),
+        (Requirement(min_capability=(9, 0)), System("cuda", (8, 0)), "needs compute capability 9.0, found 8.0"),
         (Requirement(min_capability=(8, 0)), System("cuda", (9, 0)), None),
         (Requirement(min_capability=(8, 0)), System("cpu"), "needs compute capability 8.0, found none"),
         (Requirement(triton=True), System("cuda"), "needs triton, which is not installed"),
         (Requirement(triton=True), System("cuda", triton="3.2"), None),
     ],
-)
+)  # fmt: skip
 def test_requirements(requirement, system, unmet):
     assert requirement.unmet(system) == unmet

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -12,15 +10,9 @@ from transformers.activations import ACT2FN
 from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, unknown
 
 KNOWN = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu_squared",
-    "sigmoid": "sigmoid",
-    "quick_gelu": "quick_gelu",
-}
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "relu2": "relu_squared", "sigmoid": "sigmoid", "quick_gelu": "quick_gelu",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

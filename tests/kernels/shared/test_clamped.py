@@ -1,7 +1,5 @@
 """Kernels give a value at its limit the gradient that this release of torch gives it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

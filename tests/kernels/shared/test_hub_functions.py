@@ -1,7 +1,5 @@
 """What runs in place of functions that transformers lets a package or the hub replace."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 

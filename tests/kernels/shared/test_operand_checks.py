@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import symbolic_trace

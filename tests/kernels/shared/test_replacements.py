@@ -1,7 +1,5 @@
 """Functions that users put in place of upstream's, and whether upstream's runs below them."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from types import ModuleType, SimpleNamespace

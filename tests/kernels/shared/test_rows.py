@@ -1,7 +1,5 @@
 """Tensors as rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Boundaries of samples that share rows: from lengths, and from the number of each position's sample."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Calls are counted by module, in training and in evaluation."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from types import SimpleNamespace
@@ -20,6 +18,11 @@ from veomni_hook.tools.report.explanation import explain
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 LOSS = "linear_cross_entropy"
+
+
+@pytest.fixture(autouse=True)
+def chosen():
+    set_choice("torch")
 
 
 class Norm(nn.Module):
@@ -43,7 +46,6 @@ def only(model, op="rms_norm"):
 
 
 def test_training_and_evaluation_apart():
-    set_choice("torch")
     norm = Norm()
     for _ in range(3):
         norm(X)
@@ -58,7 +60,6 @@ def test_training_and_evaluation_apart():
 
 
 def test_the_last_call_speaks_whatever_it_was():
-    set_choice("torch")
     norm = Norm()
     norm.eval()(X.double())
     norm.train()(X)
@@ -68,7 +69,6 @@ def test_the_last_call_speaks_whatever_it_was():
 
 
 def test_modules_have_counts_of_their_own_and_leave_none_behind():
-    set_choice("torch")
     first, second = Norm(), Norm()
     first(X)
     second(X), second(X)
@@ -89,7 +89,6 @@ def test_reasons_without_end_take_no_memory():
 
 
 def test_a_loss_that_is_fused_in_training_alone(patched):
-    set_choice("torch")
     _, model = pair(patched)
     for _ in range(3):
         model(**batch()).loss.backward()
@@ -114,7 +113,6 @@ def test_places_of_one_line_are_summed(patched):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_that_is_computed_again_is_called_again(reentrant):
-    set_choice("torch")
     norm = Norm()
     x = X.clone().requires_grad_()
 
@@ -127,7 +125,6 @@ def test_a_checkpoint_that_is_computed_again_is_called_again(reentrant):
 
 
 def test_a_fused_op_speaks_for_the_mode_that_its_parts_did_not_see(patched):
-    set_choice("torch")
     _, model = pair(patched)
     model.train()
     model(**batch())
@@ -165,7 +162,6 @@ class TestFirstPassesOfCheckpoints:
 
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_stand_between_an_evaluation_before_and_one_behind(self, reentrant):
-        set_choice("torch")
         norm, x = Norm(), X.clone().requires_grad_()
 
         def evaluate():
@@ -180,7 +176,6 @@ class TestFirstPassesOfCheckpoints:
         assert (*counts, row.first_passes) == ((1, 2, 1) if reentrant else (2, 2, 0))
 
     def test_the_stack_is_searched_once_in_an_evaluation(self, monkeypatch):
-        set_choice("torch")
         norm, searches = Norm(), []
         frame = sys._getframe
         spy = SimpleNamespace(_getframe=lambda depth: searches.append(depth) or frame(depth + 1))

@@ -1,7 +1,5 @@
 """What was decided in a forward pass is what a checkpoint's recomputation gets, whatever has changed since."""
 
-from __future__ import annotations
-
 import copy
 import runpy
 from contextlib import nullcontext
@@ -21,6 +19,11 @@ from veomni_hook.kernels.slot import Slot
 from veomni_hook.tools.report.explanation import explain
 
 tells_hooks = pytest.mark.skipif(repeated.hooks_in_force is repeated._unknown, reason="torch 2.8 tells hooks")
+
+
+@pytest.fixture(autouse=True)
+def chosen():
+    set_choice("torch")
 
 
 def hooked(model):
@@ -72,29 +75,24 @@ def run(model, inputs, way, change=CHANGES["nothing"], *, backward=1, early_stop
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_recomputation_gets_what_its_forward_got(patched, change, way):
-    set_choice("torch")
     upstream, model = pair(patched)
     inputs = batch()
     expected = run(upstream, inputs, way)
     got = run(model, inputs, way, change)
-    for name, gradient in expected.items():
-        close(got[name], gradient, 1e-5)
+    close(got, expected, 1e-5)
 
 
 @tells_hooks
 @pytest.mark.parametrize("more", [{"backward": 2}, {"early_stop": False}], ids=str)
 def test_every_recomputation_begins_anew(patched, more):
-    set_choice("torch")
     upstream, model = pair(patched)
     inputs = batch()
     expected = run(upstream, inputs, "whole")
     got = run(model, inputs, "whole", CHANGES["kernels switched off"], **more)
-    for name, gradient in expected.items():
-        close(got[name], gradient, 1e-5)
+    close(got, expected, 1e-5)
 
 
 def test_the_next_forward_decides_anew(patched):
-    set_choice("torch")
     _, model = pair(patched)
     run(model, batch(), "whole", CHANGES["kernels switched off"])
     model.zero_grad()
@@ -122,7 +120,6 @@ class Twice(nn.Module):
 
 @tells_hooks
 def test_calls_of_one_module_are_told_apart_by_their_order():
-    set_choice("torch")
     module = Twice()
     x = torch.randn(2, 8, requires_grad=True)
     losses = [checkpoint(module, x, use_reentrant=False).sum()]
@@ -136,7 +133,6 @@ def test_calls_of_one_module_are_told_apart_by_their_order():
 
 
 def test_calls_that_the_forward_did_not_make_are_decided():
-    set_choice("torch")
     module = Twice()
     x = torch.randn(2, 8, requires_grad=True)
     times = [1]
@@ -155,7 +151,6 @@ def test_calls_that_the_forward_did_not_make_are_decided():
 
 @tells_hooks
 def test_recomputed_calls_are_counted_as_what_they_got():
-    set_choice("torch")
     module = Twice()
     loss = checkpoint(module, torch.randn(2, 8, requires_grad=True), use_reentrant=False).sum()
     with use_kernels("reference"):
@@ -166,7 +161,6 @@ def test_recomputed_calls_are_counted_as_what_they_got():
 
 @tells_hooks
 def test_a_copy_is_another_module():
-    set_choice("torch")
     module = Twice()
     other = copy.deepcopy(module)
     x = torch.randn(2, 8, requires_grad=True)

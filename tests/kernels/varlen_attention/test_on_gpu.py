@@ -1,13 +1,11 @@
 """Flash attention by segment on a GPU: equality with upstream's loop, and no waiting."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.kernels.matching import assert_matches
-from tests.kernels.varlen_attention.test_torch import LENGTHS, OPTIONS, OWNER, operands, upstreams
+from tests.kernels.varlen_attention.test_torch import LENGTHS, OPTIONS, OWNER, loop, operands, side
 from veomni_hook.kernels.shared.host_values import note_copy
 from veomni_hook.kernels.varlen_attention import flash
 from veomni_hook.kernels.varlen_attention import torch as batched
@@ -25,11 +23,7 @@ def test_equals_the_loop_over_segments(lengths, kernel, width):
     tensors, bounds = operands([40 * each for each in lengths], torch.bfloat16, 4, 4, width, width)
     tensors, bounds = [each.cuda() for each in tensors], bounds.cuda()
     assert flash.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
-    assert_matches(
-        lambda q, k, v: kernel.full(q, k, v, bounds, sdpa_attention_forward, OPTIONS),
-        lambda q, k, v: upstreams(q, k, v, bounds),
-        tensors,
-    )
+    assert_matches(side(kernel, bounds), loop(bounds), tensors)
 
 
 @pytest.mark.parametrize("kernel", [flash, batched])

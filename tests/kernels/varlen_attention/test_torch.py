@@ -9,22 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from tests.kernels.dispatched import Operators
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.varlen_attention import flash, operand_checks, reference
 from veomni_hook.kernels.varlen_attention import torch as ours
 
 LENGTHS = {
-    "one": [7],
-    "equal": [4, 4, 4],
-    "different": [3, 5, 1],
-    "mixed": [4, 2, 4, 4, 2],
-    "runs": [4, 4, 2, 2],
-    "empty ones": [0, 3, 0, 3, 2, 0],
-    "in turn": [3, 2, 2, 5] * 5,
-}
+    "one": [7], "equal": [4, 4, 4], "different": [3, 5, 1], "mixed": [4, 2, 4, 4, 2], "runs": [4, 4, 2, 2],
+    "empty ones": [0, 3, 0, 3, 2, 0], "in turn": [3, 2, 2, 5] * 5,
+}  # fmt: skip
 OPTIONS: dict[str, Any] = {"attention_mask": None, "scaling": 0.3, "dropout": 0.0, "is_causal": False}
 OWNER = SimpleNamespace(is_causal=False, training=True, num_key_value_groups=1)
 
@@ -37,6 +32,14 @@ def operands(lengths: list[int], dtype=torch.float32, heads=2, keys=2, width=8, 
     tensors = [torch.randn(total, h, d).to(dtype).transpose(0, 1).unsqueeze(0) for h, d in shapes]
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     return tensors, bounds
+
+
+def side(kernel, bounds, options=OPTIONS):
+    return lambda q, k, v: kernel.full(q, k, v, bounds, sdpa_attention_forward, options)
+
+
+def loop(bounds):
+    return lambda q, k, v: upstreams(q, k, v, bounds)
 
 
 def upstreams(query, key, value, bounds):
@@ -53,44 +56,20 @@ def upstreams(query, key, value, bounds):
 def test_equals_the_loop_over_segments(lengths, dtype):
     tensors, bounds = operands(lengths, dtype)
     assert operand_checks.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
-    assert_matches(
-        lambda q, k, v: ours.full(q, k, v, bounds, sdpa_attention_forward, OPTIONS),
-        lambda q, k, v: upstreams(q, k, v, bounds),
-        tensors,
-    )
+    assert_matches(side(ours, bounds), loop(bounds), tensors)
 
 
 @pytest.mark.parametrize("options", [{}, {"scaling": None}, {"scaling": 0.5}])
 @pytest.mark.parametrize(("keys", "value_width"), [(4, 8), (2, 8), (1, 8), (4, 6)])
 def test_equals_the_formula(keys, value_width, options):
     tensors, bounds = operands([3, 5, 3], heads=4, keys=keys, value_width=value_width)
-    assert_matches(
-        lambda q, k, v: ours.full(q, k, v, bounds, sdpa_attention_forward, options),
-        lambda q, k, v: reference.full(q, k, v, bounds, sdpa_attention_forward, options),
-        tensors,
-    )
+    assert_matches(*(side(kernel, bounds, options) for kernel in (ours, reference)), tensors)
 
 
 def test_heads_of_columns_that_are_not_contiguous():
     tensors, bounds = operands([4, 2, 4])
     tensors = [each.transpose(2, 3).contiguous().transpose(2, 3) for each in tensors]
-    assert_matches(
-        lambda q, k, v: ours.full(q, k, v, bounds, sdpa_attention_forward, OPTIONS),
-        lambda q, k, v: upstreams(q, k, v, bounds),
-        tensors,
-    )
-
-
-class Calls(TorchDispatchMode):
-    """Counts operators by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.__name__.partition(".")[0])
-        return function(*args, **(kwargs or {}))
+    assert_matches(side(ours, bounds), loop(bounds), tensors)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +79,7 @@ def test_calls_are_few_and_boundaries_are_read_once(lengths, number):
     tensors, bounds = operands(lengths)
     operand_checks.lengths_of(bounds)
     for _ in range(2):
-        with Calls() as calls:
+        with Operators() as calls:
             ours.full(*tensors, bounds, sdpa_attention_forward, OPTIONS)
             assert operand_checks.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
         attention = [name for name in calls.names if "attention" in name]

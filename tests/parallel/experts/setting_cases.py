@@ -19,6 +19,7 @@ import transformers
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.parallel import small
 from tests.parallel.experts import models
 from tests.processes import outputs, started
 from veomni_hook.errors import ParallelError, VeomniHookWarning
@@ -269,15 +270,6 @@ def trained(path: Path, output: Path, resume: Path | None = None, rows: int = 2,
     return trainer
 
 
-def raised(call: Callable[[], object]) -> str:
-    """Return what a `ParallelError` says, or nothing."""
-    try:
-        call()
-    except ParallelError as error:
-        return str(error)
-    return ""
-
-
 def resumed_from_one_process(folder: Path) -> dict[str, Any]:
     """The last two steps again, from the checkpoint of a process without the setting."""
     path, output = models.saved(folder, "Qwen3Moe"), folder / "alone"
@@ -304,7 +296,7 @@ def resumed_from_one_process(folder: Path) -> dict[str, Any]:
         if dist.get_rank() == 0:
             change()
         dist.barrier()
-        refused.append(raised(lambda: expert_checkpoints.load_optimizer(again, str(saved.parent))))
+        refused.append(small.refusal(lambda: expert_checkpoints.load_optimizer(again, str(saved.parent))))
         dist.barrier()
     return {"far": max(far.values()), "rates": rates, "groups": len(rates), "refused": refused}
 

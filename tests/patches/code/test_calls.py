@@ -35,22 +35,17 @@ def in_method(body, head="class Attention(Module):", signature="def forward(self
         "fn = partial(turn, q)\nreturn fn(k=k)",
         "return (turn if self.rotates else other)(q, k)",
         "fn = turn if self.rotates else other\nreturn fn(q, k)",
+        "return (lambda q: turn(q, k))(q)",
+        "return [turn(each, k) for each in q]",
     ],
 )
 def test_calls_where_self_is_at_hand(body):
     assert found(in_method(body)) == [("self", "Attention.forward")]
 
 
-@pytest.mark.parametrize(
-    ("body", "where"),
-    [
-        ("def inner(q):\n    return turn(q, k)\nreturn inner(q)", "Attention.forward.<locals>.inner"),
-        ("return (lambda q: turn(q, k))(q)", "Attention.forward"),
-        ("return [turn(each, k) for each in q]", "Attention.forward"),
-    ],
-)
-def test_calls_in_functions_inside_a_method(body, where):
-    assert found(in_method(body)) == [("self", where)]
+def test_a_call_in_a_function_inside_a_method():
+    body = "def inner(q):\n    return turn(q, k)\nreturn inner(q)"
+    assert found(in_method(body)) == [("self", "Attention.forward.<locals>.inner")]
 
 
 @pytest.mark.parametrize(
@@ -67,42 +62,34 @@ def test_another_self(body):
     assert owner == ""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def run(module, q, k):\n    return turn(q, k)",
-        in_method("return turn(q, k)", signature="@staticmethod\n    def forward(q, k):"),
-        in_method("return turn(q, k)", head="class Plain:"),
-        in_method("return f'{turn(q, k)}'"),
-        in_method("return fn(q)", signature="def forward(self, q, fn=lambda q: turn(q, q)):"),
-        in_method("return q", signature="@wrapped(lambda q: turn(q, q))\n    def forward(self, q):"),
-        in_method("return turn(q, k)", signature="def forward():"),
-    ],
-)
-def test_calls_without_a_module(text):
-    (site,) = calls(text).sites("turn")
-    assert not site.owner and site.reason and not site.leak
+WITHOUT_A_MODULE = [
+    "def run(module, q, k):\n    return turn(q, k)",
+    in_method("return turn(q, k)", signature="@staticmethod\n    def forward(q, k):"),
+    in_method("return turn(q, k)", head="class Plain:"),
+    in_method("return f'{turn(q, k)}'"),
+    in_method("return fn(q)", signature="def forward(self, q, fn=lambda q: turn(q, q)):"),
+    in_method("return q", signature="@wrapped(lambda q: turn(q, q))\n    def forward(self, q):"),
+    in_method("return turn(q, k)", signature="def forward():"),
+]
+NOT_FOLLOWED = [
+    in_method("return self.inner(turn, q)"),
+    in_method("fn = turn\nreturn self.inner(fn)"),
+    in_method("global fn\nfn = turn\nreturn fn(q, k)"),
+    in_method("return turn"),
+    in_method("return (one if turn else other)(q, k)"),
+    in_method("return partial(other, turn)(q, k)"),
+    in_method("return fn(q, k)", signature="def forward(self, q, k, fn=turn):"),
+    in_method("self.fn, x = turn, 1"),
+    "TABLE = {'rope': turn}",
+    "@decorated(turn)\nclass Attention(Module):\n    pass",
+    "class Attention(Module):\n    fn = staticmethod(turn)",
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        in_method("return self.inner(turn, q)"),
-        in_method("fn = turn\nreturn self.inner(fn)"),
-        in_method("global fn\nfn = turn\nreturn fn(q, k)"),
-        in_method("return turn"),
-        in_method("return (one if turn else other)(q, k)"),
-        in_method("return partial(other, turn)(q, k)"),
-        in_method("return fn(q, k)", signature="def forward(self, q, k, fn=turn):"),
-        in_method("self.fn, x = turn, 1"),
-        "TABLE = {'rope': turn}",
-        "@decorated(turn)\nclass Attention(Module):\n    pass",
-        "class Attention(Module):\n    fn = staticmethod(turn)",
-    ],
-)
-def test_uses_that_are_not_followed_are_told(text):
+@pytest.mark.parametrize("text", WITHOUT_A_MODULE + NOT_FOLLOWED)
+def test_calls_without_a_module_and_uses_that_are_not_followed_are_told(text):
     (site,) = calls(text).sites("turn")
-    assert site.leak and site.reason
+    assert site.reason and not site.owner and site.leak is (text in NOT_FOLLOWED)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +106,11 @@ def test_what_is_no_use(text):
     assert found(text) == []
 
 
-def test_alias_of_the_module():
-    text = "rotate = turn\n" + in_method("return rotate(q, k)")
-    assert found(text) == [("self", "Attention.forward")]
-
-
-def test_alias_that_is_bound_twice_is_none():
-    text = "rotate = turn\nrotate = other\n" + in_method("return rotate(q, k)")
-    assert found(text) == [("!", "")]
+@pytest.mark.parametrize(
+    ("more", "expected"), [("", ("self", "Attention.forward")), ("rotate = other\n", ("!", ""))]
+)
+def test_an_alias_of_the_module_is_bound_once(more, expected):
+    assert found(f"rotate = turn\n{more}" + in_method("return rotate(q, k)")) == [expected]
 
 
 ATTRIBUTE = """

@@ -26,23 +26,16 @@ def test_chain(text, known):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "plain"),
     [
-        "x[:, a.b:, -1].to(y.dtype)",
-        "getattr(self.config.get_text_config(), 'cap', None)",
-        "a if a is not None else b",
+        ("x[:, a.b:, -1].to(y.dtype)", True),
+        ("getattr(self.config.get_text_config(), 'cap', None)", True),
+        ("a if a is not None else b", True),
+        ("f(x)", False), ("x.roll(1)", False), ("(y := x)", False), ("x.to(f(y))", False), ("(*x,)", False), ("f'{x}'", False),
     ],
-)
-def test_plain(text):
-    assert is_plain(expression(text))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["f(x)", "x.roll(1)", "(y := x)", "x.to(f(y))", "(*x,)", "f'{x}'"],
-)
-def test_not_plain(text):
-    assert not is_plain(expression(text))
+)  # fmt: skip
+def test_plain(text, plain):
+    assert bool(is_plain(expression(text))) is plain
 
 
 @pytest.mark.parametrize("text", ["a.hub", "hub", "a.hub(1)(2)"])

@@ -2,6 +2,7 @@ import textwrap
 
 import pytest
 
+from tests.patches.conftest import LOSS_TAIL
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Pattern
@@ -35,15 +36,6 @@ def count(pattern, body):
     _, function = upstream(body)
     compiled = parsed(pattern)
     return len(compiled.find(function))
-
-
-LOSS_TAIL = """
-    logits = self.lm_head({hidden})
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits=logits, labels=labels, **{loss_kwargs})
-    return {output}(loss=loss, logits=logits, **{fields})
-"""
 
 
 def test_a_loss_tail_matches_whatever_stands_in_its_holes():

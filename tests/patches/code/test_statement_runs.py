@@ -27,8 +27,15 @@ def together(text, taken="", **operands):
     return None if made is None else ast.unparse(made)
 
 
-def test_a_name_means_what_it_did_when_it_was_read():
-    assert together("y = x + 1\nx = f(x)\ng(y, x)") == "g(x + 1, f(x))"
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("y = x + 1\nx = f(x)\ng(y, x)", "g(x + 1, f(x))"),  # a name means what it did when it was read
+        ("a = x\nb = self.y\ng(a, a, b, b)", "g(x, x, self.y, self.y)"),  # nothing is computed twice
+    ],
+)
+def test_statements_become_one(text, expected):
+    assert together(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,24 +51,18 @@ def test_what_would_be_computed_twice_or_never_or_in_another_order(text):
     assert together(text) is None
 
 
-def test_what_is_not_computed_may_be_written_twice():
-    assert together("a = x\nb = self.y\ng(a, a, b, b)") == "g(x, x, self.y, self.y)"
-
-
-def test_a_kernel_takes_the_place_of_an_expression():
-    text = "a = act(f(x))\nb = g(x)\nd(a * b)"
-    assert together(text, "a * b", gate="f(x)", up="g(x)", activation="act") == "d(kernel(f(x), g(x), act))"
-
-
-def test_operands_are_evaluated_in_upstreams_order():
-    text = "d(g(x) * act(f(x)))"
-    expected = "d(kernel(up=g(x), gate=f(x), activation=act))"
-    assert together(text, "g(x) * act(f(x))", gate="f(x)", up="g(x)", activation="act") == expected
-
-
-def test_a_call_between_that_would_move():
-    text = "a = act(f(x))\nx = h(a)\nd(a * x)"
-    assert together(text, "a * x", gate="f(x)", up="h(a)", activation="act") is None
+@pytest.mark.parametrize(
+    ("text", "taken", "up", "expected"),
+    [
+        ("a = act(f(x))\nb = g(x)\nd(a * b)", "a * b", "g(x)", "d(kernel(f(x), g(x), act))"),
+        # In upstream's order.
+        ("d(g(x) * act(f(x)))", "g(x) * act(f(x))", "g(x)", "d(kernel(up=g(x), gate=f(x), activation=act))"),
+        # A call between would move.
+        ("a = act(f(x))\nx = h(a)\nd(a * x)", "a * x", "h(a)", None),
+    ],
+)
+def test_a_kernel_takes_the_place_of_an_expression(text, taken, up, expected):
+    assert together(text, taken, gate="f(x)", up=up, activation="act") == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.graph import Form, Scope, Unknown, canonical
+from veomni_hook.patches.graph import Form, Scope, Unknown, canonical, digest
 
 HEADER = """
 import torch
@@ -80,3 +80,8 @@ def executed(text: str, name: str | None = None) -> Callable[..., object]:
 def one(expression: str, arguments: str = "x") -> str:
     """A function that returns one expression."""
     return f"def f({arguments}):\n    return {expression}\n"
+
+
+def same(first: str, second: str) -> bool:
+    """Whether two functions have one form."""
+    return digest(form(first)) == digest(form(second))

@@ -59,6 +59,14 @@ def spliced(source: str, sites: Iterable[Site]) -> str:
     return apply_edits(source, with_copies(document, composed(document, edits)[0]))
 
 
+def changed(text: str, *changes: tuple[str, str], count: int = -1) -> str:
+    """The text after replacements, each of which must apply."""
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new, count)
+    return text
+
+
 def in_lines(text: str) -> str:
     """The code with every statement on one line."""
     return ast.unparse(ast.parse(text))

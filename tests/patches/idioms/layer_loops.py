@@ -1,5 +1,9 @@
 """A small decoder in upstream's form, for changes that an idiom must notice."""
 
+from tests.patches.idioms import applied
+from veomni_hook.patches.idioms import layer_loop
+from veomni_hook.patches.site import Site
+
 DECODER = """\
 import torch
 from torch import nn
@@ -151,10 +155,10 @@ CALL = """\
 EMBEDDINGS = "        position_embeddings = self.rotary_emb(hidden_states, position_ids)\n"
 
 
-def changed(*changes: tuple[str, str]) -> str:
+def changed(*changes: tuple[str, str], text: str = DECODER) -> str:
     """The decoder after replacements, each of which must apply."""
-    text = DECODER
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new, 1)
-    return text
+    return applied.changed(text, *changes, count=1)
+
+
+def sites(text: str) -> list[Site]:
+    return applied.sites_of(layer_loop.find, text, "transformers.models.tiny.modeling_tiny")

@@ -1,4 +1,5 @@
 import textwrap
+from functools import partial
 
 import pytest
 import torch
@@ -134,12 +135,8 @@ def tower(body, parameters="x, cu_seqlens"):
     )
 
 
-def only(text):
-    return site_of(gated_mlp, text)
-
-
-def sites(text):
-    return sites_of(gated_mlp, text)
+only = partial(site_of, gated_mlp)
+sites = partial(sites_of, gated_mlp)
 
 
 def outcome_of(text, activation=SILU, dtype=torch.float32, change=lambda layer: None):

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from tests.patches.idioms.applied import sites_of, spliced
+from tests.patches.idioms.applied import changed, sites_of, spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.host_metadata import find
 from veomni_hook.patches.idioms.host_metadata.binding import names_of
@@ -226,8 +226,7 @@ def test_a_tower_that_computes_sizes_itself():
     ],
 )  # fmt: skip
 def test_towers_whose_code_is_not_known_to_compute_with_sizes_alone(old, new, left):
-    assert old in TOWER
-    assert [site.target for site in sites(TOWER.replace(old, new))] == left
+    assert [site.target for site in sites(changed(TOWER, (old, new)))] == left
 
 
 def test_a_method_of_sizes_and_numbers_runs_on_the_host():
@@ -299,8 +298,7 @@ def test_what_follows_from_lengths_stays_on_the_host():
     ],
 )
 def test_what_does_not_follow_from_lengths_stays_on_the_device(old, new):
-    assert old in SOUNDS
-    made = "".join(edited(SOUNDS.replace(old, new, 1)).split())
+    made = "".join(edited(changed(SOUNDS, (old, new), count=1)).split())
     assert "states.split(part_lens.tolist())" in made
     assert "veomni_host.sent(part_lens" not in made and "values(mask)" not in made
 

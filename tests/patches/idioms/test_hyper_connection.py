@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from tests.patches.idioms.applied import IMPORTS, compared, sites_of, spliced
+from tests.patches.idioms.applied import IMPORTS, changed, compared, sites_of, spliced
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms.hyper_connection import find, mixed
 from veomni_hook.patches.site import Status
@@ -98,8 +98,7 @@ MISSED = {
 @pytest.mark.parametrize("name", MISSED)
 def test_forms_that_are_missed(name):
     old, new, reason = MISSED[name]
-    assert old in CONNECTION
-    (site,) = sites(CONNECTION.replace(old, new))
+    (site,) = sites(changed(CONNECTION, (old, new)))
     assert (site.status is Status.ROUTED) == (not reason) and reason in site.reason
 
 
@@ -124,6 +123,5 @@ def test_mixed_streams_are_routed_and_compute_the_same():
     ],
 )
 def test_other_mixtures(old, new, reason):
-    assert old in LAYER
-    (site,) = sites(HEAD + LAYER.replace(old, new), mixed)
+    (site,) = sites(HEAD + changed(LAYER, (old, new)), mixed)
     assert (site.status is Status.ROUTED) == (not reason) and reason in site.reason

@@ -9,8 +9,8 @@ import pytest
 import transformers
 
 from tests.once import once
-from tests.patches.idioms.applied import in_lines, sites_of, spliced
-from tests.patches.idioms.layer_loops import CALL, DECODER, EMBEDDINGS, changed
+from tests.patches.idioms.applied import in_lines, spliced
+from tests.patches.idioms.layer_loops import CALL, DECODER, EMBEDDINGS, changed, sites
 from tests.patches.upstream import MODELS, source_of
 from tests.processes import facts as facts_of
 from tests.processes import started
@@ -30,10 +30,6 @@ FAMILIES = ("llama", "qwen3", "qwen3_moe", "gemma3", "gpt_oss", "deepseek_v3")
 LINEAR = {"qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "bailing_hybrid"}
 #: At least so many loops of base models are supported, by release.
 SUPPORTED = {"5.2.0": 66, "5.9.0": 86, "5.17.0": 106, "5.23.0": 128}
-
-
-def sites(text):
-    return sites_of(idiom, text, ORIGIN.module)
 
 
 LAYER_LOOPS = "layer_loop.find"

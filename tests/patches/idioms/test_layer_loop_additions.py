@@ -3,8 +3,8 @@
 import pytest
 
 from tests.patches.idioms.applied import spliced
-from tests.patches.idioms.layer_loops import CALL, changed
-from tests.patches.idioms.test_layer_loop import calls, sites
+from tests.patches.idioms.layer_loops import CALL, changed, sites
+from tests.patches.idioms.test_layer_loop import calls
 from veomni_hook.patches.site import Status
 
 ADDED = """\

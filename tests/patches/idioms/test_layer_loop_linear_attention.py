@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.patches.idioms.applied import sites_of, spliced
-from tests.patches.idioms.layer_loops import DECODER
+from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.layer_loops import DECODER, changed, sites
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.layer_loop import find as idiom
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
@@ -60,15 +59,7 @@ def mixer(*changes):
     start = DECODER.index("    def forward(self, hidden_states, position_embeddings")
     text = DECODER[:start] + BODY + DECODER[DECODER.index("class TinyMLP") :]
     text = text.replace("class TinyAttention", FUNCTIONS + "class TinyAttention", 1)
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new, 1)
-    return text
-
-
-def sites(text):
-    name = "transformers.models.tiny.modeling_tiny"
-    return sites_of(idiom, text, name)
+    return changed(*changes, text=text)
 
 
 def test_linear_attention_is_proven_and_gets_its_part_of_the_mask():

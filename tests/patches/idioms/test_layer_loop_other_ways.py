@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.patches.idioms.applied import in_lines, sites_of, spliced
-from tests.patches.idioms.layer_loops import DECODER
-from veomni_hook.patches.idioms.layer_loop import find as idiom
+from tests.patches.idioms.applied import in_lines, spliced
+from tests.patches.idioms.layer_loops import changed, sites
 from veomni_hook.patches.site import Status
 
 #: Attention with a second way, and a layer that also attends to another model's output.
@@ -25,18 +24,6 @@ OPTIONAL = (
     ("inputs_embeds=None, **kwargs", TAKEN),
     ("                past_key_values=past_key_values,\n", PASSED),
 )
-
-
-def changed(*changes):
-    text = DECODER
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new, 1)
-    return text
-
-
-def sites(text):
-    return sites_of(idiom, text, "transformers.models.tiny.modeling_tiny")
 
 
 def test_layers_without_another_models_output_are_split_and_with_one_refused():

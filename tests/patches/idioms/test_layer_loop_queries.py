@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.patches.idioms.applied import in_lines, sites_of, spliced
-from tests.patches.idioms.layer_loops import DECODER
-from veomni_hook.patches.idioms.layer_loop import find as idiom
+from tests.patches.idioms.applied import in_lines, spliced
+from tests.patches.idioms.layer_loops import changed, sites
 from veomni_hook.patches.site import Status
 
 INDEXER = """\
@@ -44,20 +43,12 @@ CHOICE = """\
 
 def indexed(*changes):
     """The decoder with an indexer, after changes of which each must apply."""
-    own = (
+    return changed(
         ("class TinyAttention", f"{INDEXER}class TinyAttention"),
         (MADE, MADE.replace("\n\n", "\n        self.indexer = TinyIndexer(config, layer_idx)\n\n")),
         (CALLED, CHOICE + CALLED),
+        *changes,
     )
-    text = DECODER
-    for old, new in (*own, *changes):
-        assert old in text, old
-        text = text.replace(old, new, 1)
-    return text
-
-
-def sites(text):
-    return sites_of(idiom, text, "transformers.models.tiny.modeling_tiny")
 
 
 def test_attention_gets_its_own_queries_and_the_keys_of_all_positions():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.patches.idioms.test_layer_loop import MODELS, patched, sites
+from tests.patches.idioms.layer_loops import sites
+from tests.patches.idioms.test_layer_loop import MODELS, patched
 from veomni_hook.patches.site import Status
 
 TOWER = """\

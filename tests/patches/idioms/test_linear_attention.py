@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.patches.idioms.applied import sites_of, spliced
+from tests.patches.idioms.applied import changed, sites_of, spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule, sample_boundaries
 from veomni_hook.patches.routes.view import ModuleView
@@ -301,8 +301,7 @@ class Mixer:
         ("kind = KINDS[kind]", "kind = elsewhere(kind)"),
         ("x = layer(x, **options)", "x = layer(x)"),
     ):
-        assert old in text + STATE_SPACE
-        assert "((Mixer, ()),))" in model_site((text + STATE_SPACE).replace(old, new))[1], new
+        assert "((Mixer, ()),))" in model_site(changed(text + STATE_SPACE, (old, new)))[1], new
 
 
 def test_convolutions_alone_are_routed_where_boundaries_arrive():
@@ -315,6 +314,5 @@ def test_convolutions_alone_are_routed_where_boundaries_arrive():
         ("return self.mixer(x, **options)", "return self.mixer(x)", "do not hand on the boundaries"),
         ("            **options,\n", "            seq_idx=options[0],\n", "does not pass all arguments"),
     ):
-        assert old in text
-        (site,) = sites_of(causal_conv, text.replace(old, new))
+        (site,) = sites_of(causal_conv, changed(text, (old, new)))
         assert site.status is Status.MISSED and reason in site.reason

@@ -326,14 +326,9 @@ BRANCHES = {
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_branch_that_kernels_cannot_repeat_is_left_to_upstream(name):
     text = tail(
-        HEAD,
-        "raw = logits",
-        "logits = logits / 2",
-        "if self.config.cap is not None:",
-        BRANCHES[name],
-        LOSS,
+        HEAD, "raw = logits", "logits = logits / 2", "if self.config.cap is not None:", BRANCHES[name], LOSS,
         RETURN,
-    )
+    )  # fmt: skip
     site = site_of(text)
     assert site.status is Status.ROUTED
     assert "if labels is not None and not self.config.cap is not None:" in site.edits[-1].text

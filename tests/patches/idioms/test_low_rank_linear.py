@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patches.idioms.applied import sites_of, spliced
+from tests.patches.idioms.applied import changed, sites_of, spliced
 from veomni_hook.patches.idioms import low_rank_linear as idiom
 from veomni_hook.patches.site import Status
 
@@ -132,8 +132,7 @@ def test_the_guard_is_in_front_of_the_layers_call(text, deep):
     ],
 )  # fmt: skip
 def test_other_code_is_a_miss_with_a_reason(old, new, reason):
-    assert old in LAYER
-    (site,) = sites_of(idiom, LAYER.replace(old, new))
+    (site,) = sites_of(idiom, changed(LAYER, (old, new)))
     assert site.status is Status.MISSED and reason in site.reason
     assert not site.edits
 

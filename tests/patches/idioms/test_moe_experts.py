@@ -1,10 +1,11 @@
-import ast
 import re
+from functools import partial
 
 import pytest
 import torch
 
-from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
+from tests.patches.idioms import applied
+from tests.patches.idioms.applied import changed, compared, executed, in_lines, sites_of, spliced
 from tests.patches.idioms.experts_lookalikes import (
     BATCHED,
     COMBINED,
@@ -31,23 +32,13 @@ def _references():
         yield
 
 
-def site_of(source):
-    (site,) = sites_of(moe_experts, source)
-    return site
+site_of = partial(applied.site_of, moe_experts)
 
 
 def reason_of(source):
     site = site_of(source)
     assert site.status is Status.MISSED and not site.edits
     return site.reason
-
-
-def changed(source, *changes):
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    ast.parse(source)
-    return source
 
 
 def calls(dtype=torch.float32, sentinel=COUNT - 1):
@@ -61,13 +52,9 @@ def assert_runs_alike(source, site, sentinel=COUNT - 1):
     """Check that the guarded module computes upstream's bits, and that the reference kernel ran."""
     for dtype in (torch.float32, torch.bfloat16):
         outcomes = compared(
-            source,
-            [site],
-            "BankExperts",
-            calls(dtype, sentinel),
-            arguments=(COUNT, WIDTH, INNER),
+            source, [site], "BankExperts", calls(dtype, sentinel), arguments=(COUNT, WIDTH, INNER),
             dtype=dtype,
-        )
+        )  # fmt: skip
         assert outcomes["moe_experts"].backend == "reference"
 
 

@@ -1,4 +1,5 @@
 import textwrap
+from functools import partial
 
 import pytest
 import torch
@@ -224,12 +225,8 @@ def module(body, name="SomeRouter", method="forward"):
     )
 
 
-def sites(text):
-    return sites_of(moe_router, text)
-
-
-def only(text):
-    return site_of(moe_router, text)
+sites = partial(sites_of, moe_router)
+only = partial(site_of, moe_router)
 
 
 @pytest.mark.parametrize("name", FORMULAS)

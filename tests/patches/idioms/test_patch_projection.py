@@ -1,6 +1,7 @@
 """Calls of torch's convolutions over disjoint blocks: what is routed, and what it computes."""
 
 import textwrap
+from functools import partial
 
 import pytest
 
@@ -49,8 +50,7 @@ def module(body=BODY, proj=USUAL):
     return HEAD + LAYER.format(proj=proj) + textwrap.indent(body, "        ") + "\n"
 
 
-def sites(text):
-    return sites_of(patch_projection, text)
+sites = partial(sites_of, patch_projection)
 
 
 def outcome_of(text, change=lambda layer: None, size=(2, 3, 2, 2)):

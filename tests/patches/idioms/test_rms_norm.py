@@ -1,10 +1,11 @@
 import textwrap
+from functools import partial
 
 import pytest
 import torch
 
 from tests.kernels.matching import TOLERANCE
-from tests.patches.idioms.applied import compared, sites_of, spliced
+from tests.patches.idioms.applied import changed, compared, site_of, sites_of, spliced
 from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
 from veomni_hook.kernels.rms_norm.variants import OP
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -15,9 +16,7 @@ CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 
 
-def only(text):
-    (site,) = sites_of(rms_norm, text)
-    return site
+only = partial(site_of, rms_norm)
 
 
 def module(variant, number):
@@ -100,8 +99,7 @@ def test_near_misses_are_missed(name):
 )
 def test_a_changed_formula_is_missed(old, new):
     text = norm(FORMULAS["cast_before_weight"][0])
-    assert old in text
-    site = only(text.replace(old, new))
+    site = only(changed(text, (old, new)))
     assert site.status is Status.MISSED
     assert site.reason
 

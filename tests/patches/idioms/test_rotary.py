@@ -1,12 +1,13 @@
 import ast
 import functools
 import textwrap
+from functools import partial
 from importlib.resources import files
 
 import pytest
 import torch
 
-from tests.patches.idioms.applied import sites_of
+from tests.patches.idioms.applied import changed, sites_of
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.variants import OP as DECLARED
 from veomni_hook.kernels.selection.declaration import Kernel
@@ -46,8 +47,7 @@ HEAD = "import torch\nfrom torch import nn\n"
 MODULE = HEAD + HALVES + APPLY + ATTENTION
 
 
-def sites(text):
-    return sites_of(rotary, text)
+sites = partial(sites_of, rotary)
 
 
 def candidates(text):
@@ -153,8 +153,7 @@ def test_one_text_with_another_helper_is_another_formula(helper, variant):
     ],
 )  # fmt: skip
 def test_near_forms(old, new, variant):
-    assert old in MODULE
-    site = only(MODULE.replace(old, new))
+    site = only(changed(MODULE, (old, new)))
     assert site.variant == variant
     assert site.status is (Status.ROUTED if variant else Status.MISSED)
     assert bool(site.reason) is not bool(variant)

@@ -51,40 +51,23 @@ def test_a_long_tuple_has_a_line_each():
     assert tuple_of(long).count("\n") == 3
 
 
-def said(signature, operands, **fixed):
-    (function,) = ast.parse(f"def f({signature}): pass").body
-    return parameters_as(function, operands, fixed)
-
-
 @pytest.mark.parametrize(
-    ("signature", "operands", "expected"),
+    ("signature", "operands", "fixed", "expected"),
     [
-        ("q, k", {"q": "q", "k": "k"}, "q, k"),
-        ("query, k, dim=1", {"query": "q", "k": "k"}, "query->q, k, dim=1"),
-        ("q, /, *, k=None", {"q": "q", "k": "k"}, "q, /, *, k=None"),
-        ("q, *rest, k, **more", {"q": "q", "k": "k"}, "q, *rest, k, **more"),
+        # Names, defaults and kinds are kept.
+        ("q, k", {"q": "q", "k": "k"}, {}, "q, k"),
+        ("query, k, dim=1", {"query": "q", "k": "k"}, {}, "query->q, k, dim=1"),
+        ("q, /, *, k=None", {"q": "q", "k": "k"}, {}, "q, /, *, k=None"),
+        ("q, *rest, k, **more", {"q": "q", "k": "k"}, {}, "q, *rest, k, **more"),
+        # A fixed operand is a keyword with its value.
+        ("q", {"q": "q"}, {"unsqueeze_dim": 2}, "q, *, unsqueeze_dim=2"),
+        ("q, *, k", {"q": "q", "k": "k"}, {"dim": "x"}, "q, *, k, dim='x'"),
+        # The default is not known here; k is missing; another parameter has the name q, or that of a fixed operand.
+        ("q, scale=SCALE", {"q": "q"}, {}, None),
+        ("q", {"q": "q", "k": "k"}, {}, None),
+        ("states, q", {"states": "q"}, {}, None),
+        ("q, dim=1", {"q": "q"}, {"dim": 2}, None),
     ],
 )
-def test_names_defaults_and_kinds_are_kept(signature, operands, expected):
-    assert said(signature, operands) == expected
-
-
-def test_a_fixed_operand_is_a_keyword_with_its_value():
-    assert said("q", {"q": "q"}, unsqueeze_dim=2) == "q, *, unsqueeze_dim=2"
-    assert said("q, *, k", {"q": "q", "k": "k"}, dim="x") == "q, *, k, dim='x'"
-
-
-@pytest.mark.parametrize(
-    ("signature", "operands"),
-    [
-        ("q, scale=SCALE", {"q": "q"}),  # the default is not known here
-        ("q", {"q": "q", "k": "k"}),  # k is missing
-        ("states, q", {"states": "q"}),  # another parameter has the name q
-    ],
-)
-def test_what_does_not_say_the_operands(signature, operands):
-    assert said(signature, operands) is None
-
-
-def test_a_parameter_with_the_name_of_a_fixed_operand():
-    assert said("q, dim=1", {"q": "q"}, dim=2) is None
+def test_what_says_the_operands(signature, operands, fixed, expected):
+    assert parameters_as(function(f"def f({signature}): pass"), operands, fixed) == expected

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.patches.conftest import LOSS_TAIL
 from tests.patches.tasks import task_of
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.comparison import fingerprint
@@ -39,14 +40,9 @@ def planned(source, target, guard, *, before=None, digests=None, matches=1):
         found = document.find(target)
         digests = tuple(fingerprint(definition.node) for definition in found)
     patch = Patch(
-        PatchType.GUARD,
-        target,
-        guard,
-        description="Why.",
-        before=before,
-        fingerprints=digests,
+        PatchType.GUARD, target, guard, description="Why.", before=before, fingerprints=digests,
         matches=matches,
-    )
+    )  # fmt: skip
     task = task_of(document, patch)
     plan_guard(task)
     edits = task.plan.edits
@@ -160,13 +156,6 @@ class M:
             attentions=outputs.attentions,
         )
 """
-BEFORE = """
-    logits = self.lm_head({hidden})
-    loss = None
-    if labels is not None:
-        loss = self.loss_function(logits=logits, labels=labels, **{loss_kwargs})
-    return {output}(loss=loss, logits=logits, **{fields})
-"""
 LOSS_GUARD = """
     def guard(self, labels, hidden, loss_kwargs, output, fields):
         fused = slot.kernel(self, labels)  # not hidden
@@ -177,7 +166,7 @@ LOSS_GUARD = """
 
 
 def test_captures_of_before_are_put_in(write):
-    text, plain = planned(LOSS, "M.forward", write(LOSS_GUARD), before=BEFORE)
+    text, plain = planned(LOSS, "M.forward", write(LOSS_GUARD), before=LOSS_TAIL)
     inserted = """\
         # [PATCHED METHOD] M.forward: Why. (conf:c)
         fused = slot.kernel(self, labels)  # not hidden
@@ -246,13 +235,13 @@ def test_what_could_disturb_upstream_is_refused(name, write):
 
 
 REFUSED_CAPTURES = {
-    "assigned": ("def guard(hidden):\n    hidden = 1\n", BEFORE, "assigns or shadows captured names: hidden"),
-    "shadowed": ("def guard(hidden):\n    return [hidden for hidden in q]\n", BEFORE, "shadows captured names"),
-    "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "is not valid in 'return fields'"),
-    "undeclared": ("def guard(self):\n    return outputs\n", BEFORE, "not among its own parameters: outputs"),
+    "assigned": ("def guard(hidden):\n    hidden = 1\n", LOSS_TAIL, "assigns or shadows captured names: hidden"),
+    "shadowed": ("def guard(hidden):\n    return [hidden for hidden in q]\n", LOSS_TAIL, "shadows captured names"),
+    "misplaced": ("def guard(fields):\n    return fields\n", LOSS_TAIL, "is not valid in 'return fields'"),
+    "undeclared": ("def guard(self):\n    return outputs\n", LOSS_TAIL, "not among its own parameters: outputs"),
     "ambiguous": ("def guard(labels):\n    return labels\n", "logits = self.lm_head({labels})", "could mean"),
     "no pattern": ("def guard(self):\n    return self\n", "f(", "not valid Python"),
-    "no match": ("def guard(self):\n    return self\n", BEFORE.replace("None", "0"), "0 times"),
+    "no match": ("def guard(self):\n    return self\n", LOSS_TAIL.replace("None", "0"), "0 times"),
 }  # fmt: skip
 
 

@@ -18,15 +18,9 @@ def planned(source, pattern, replacement, *, target="f", matches=1, digests=()):
     """Rewritten text with and without markers."""
     document = Document(source, "pkg.mod")
     patch = Patch(
-        PatchType.REWRITE,
-        target,
-        None,
-        description="Why.",
-        pattern=pattern,
-        replacement_text=replacement,
-        matches=matches,
-        fingerprints=digests,
-    )
+        PatchType.REWRITE, target, None, description="Why.", pattern=pattern, replacement_text=replacement,
+        matches=matches, fingerprints=digests,
+    )  # fmt: skip
     task = task_of(document, patch)
     plan_rewrite(task)
     edits = task.plan.edits

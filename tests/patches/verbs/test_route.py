@@ -87,6 +87,13 @@ def test_the_report_names_op_formula_and_captures(patched, idioms):
     assert "expected 2, found 3" in missed.reason
 
 
+def put(patched, idioms, edit, upstream=UPSTREAM, at="x * 2"):
+    """Patch with one route, which puts text in front of ``at`` in a method."""
+    start = upstream.index(at)
+    idioms(routed("Double.forward", Edit(start, start + edit[0], edit[1])))
+    return patched(upstream, idioms=True)
+
+
 def test_overlapping_routes_name_both_idioms(patched, idioms):
     start = UPSTREAM.index("x * 2")
     here = Edit(start, start + 5, "x")
@@ -96,10 +103,8 @@ def test_overlapping_routes_name_both_idioms(patched, idioms):
 
 
 def test_a_route_cannot_write_outside_of_its_definition(patched, idioms):
-    start = UPSTREAM.index("x * 3")
-    idioms(routed("Double.forward", Edit(start, start + 5, "x")))
     with pytest.raises(IdiomError, match=r"op/formula of Double\.forward writes outside") as caught:
-        patched(UPSTREAM, idioms=True)
+        put(patched, idioms, (5, "x"), at="x * 3")
     assert "pkg.upstream" in caught.value.where
 
 
@@ -117,44 +122,30 @@ def test_a_route_cannot_bind_what_the_function_uses(patched, run, idioms):
     assert (module.forward(1), module.forward(-1)) == (("double/times_two", 1), -2)
 
 
+GUARD = "if x:\n            kernel = 2\n            return 1"
+
+
 @pytest.mark.parametrize(
-    ("body", "guard", "taken"),
+    ("body", "at", "edit", "taken"),
     [
-        ("kernel = x\n        y = 1\n        return kernel", "if (kernel := 0): return 1", True),
-        ("kernel = x\n        y = 1\n        return kernel", "if x:\n            kernel = 2\n            return 1", False),
-        ("y = 1\n        return x", "if x:\n            kernel = 2\n            return 1", False),
+        ("kernel = x\n        y = 1\n        return kernel", "        y = 1", "if (kernel := 0): return 1", True),
+        ("kernel = x\n        y = 1\n        return kernel", "        y = 1", GUARD, False),
+        ("y = 1\n        return x", "        y = 1", GUARD, False),
+        ("return kernel(x * 2)", "x * 2", "(kernel := x)", True),
+        ("return self.kernel(x * 2)", "x * 2", "(kernel := x)", False),
+        ("return kernel(x * 2)", "x * 2", "slot.kernel(x)", False),
+        ("return kernel(x * 2)", "x * 2", "sum(kernel for kernel in x)", False),
+        ("return kernel(x * 2)", "x * 2", "slot(lambda kernel: kernel)", False),
     ],
 )  # fmt: skip
-def test_which_bindings_disturb_upstream(patched, idioms, body, guard, taken):
+def test_which_bindings_disturb_upstream(patched, idioms, body, at, edit, taken):
     upstream = UPSTREAM.replace("return x * 2", body)
-    start = upstream.index("        y = 1")
-    idioms(routed("Double.forward", Edit(start, start, f"        {guard}\n")))
+    change = (5, edit) if at == "x * 2" else (0, f"        {edit}\n")
     if not taken:
-        assert guard in patched(upstream, idioms=True).text
+        assert edit in put(patched, idioms, change, upstream, at).text
         return
     with pytest.raises(IdiomError, match=r"binds names that the function uses itself: kernel"):
-        patched(upstream, idioms=True)
-
-
-@pytest.mark.parametrize(
-    ("body", "edit", "taken"),
-    [
-        ("return kernel(x * 2)", "(kernel := x)", True),
-        ("return self.kernel(x * 2)", "(kernel := x)", False),
-        ("return kernel(x * 2)", "slot.kernel(x)", False),
-        ("return kernel(x * 2)", "sum(kernel for kernel in x)", False),
-        ("return kernel(x * 2)", "slot(lambda kernel: kernel)", False),
-    ],
-)
-def test_what_an_expression_may_bind(patched, idioms, body, edit, taken):
-    upstream = UPSTREAM.replace("return x * 2", body)
-    start = upstream.index("x * 2")
-    idioms(routed("Double.forward", Edit(start, start + 5, edit)))
-    if not taken:
-        assert edit in patched(upstream, idioms=True).text
-        return
-    with pytest.raises(IdiomError, match=r"binds names that the function uses itself: kernel"):
-        patched(upstream, idioms=True)
+        put(patched, idioms, change, upstream, at)
 
 
 def test_a_route_may_end_its_definition_and_stand_above_it(patched, run, idioms):
@@ -197,10 +188,8 @@ TAKEN = """def forward(self, x):
 
 
 def test_code_of_a_route_that_is_no_python_is_named(patched, idioms):
-    start = UPSTREAM.index("x * 2")
-    idioms(routed("Double.forward", Edit(start, start, "if (")))
     with pytest.raises(Exception, match="not valid Python") as caught:
-        patched(UPSTREAM, idioms=True)
+        put(patched, idioms, (0, "if ("))
     assert "Double.forward" in str(caught.value)
 
 

@@ -76,13 +76,9 @@ def test_every_part_of_every_side_and_why_one_is_missing() -> None:
 def test_a_step_has_a_peak_that_counts_the_gradient() -> None:
     weight = torch.randn(1000, 1000)
     problem = Problem(
-        op="sum",
-        shape="1000 x 1000",
-        leaves=[weight],
-        sides={"eager": torch.sum},
-        limit="flops",
+        op="sum", shape="1000 x 1000", leaves=[weight], sides={"eager": torch.sum}, limit="flops",
         work={"step": weight.numel()},
-    )
+    )  # fmt: skip
     first, second = (row.peak["eager"] for _ in range(2) for row in measured([problem], "cpu"))
     assert weight.nbytes <= first < 1.1 * weight.nbytes
     assert second == first  # although there is a gradient already
@@ -125,14 +121,9 @@ def test_a_share_of_its_own_products() -> None:
         return weight @ weight
 
     problem = Problem(
-        op="sum",
-        shape="8 x 8",
-        leaves=[torch.randn(8, 8)],
-        sides={"ours": side},
-        limit="products",
-        work={"step": 1},
-        products=products,
-    )
+        op="sum", shape="8 x 8", leaves=[torch.randn(8, 8)], sides={"ours": side}, limit="products",
+        work={"step": 1}, products=products,
+    )  # fmt: skip
     (row,) = measured([problem], "cpu")
     assert row.milliseconds.keys() == row.share.keys() == row.peak.keys() == {"ours"}
     assert row.products is not None and row.products > 0

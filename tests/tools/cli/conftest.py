@@ -81,13 +81,9 @@ def environ(cache_dir: Path) -> dict[str, str]:
         if not name.startswith(("VEOMNI_", "_TYPER", "PYTEST", "COV_")) and name not in dropped
     }
     return {
-        **kept,
-        "PYTHONPATH": str(REPOSITORY),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "VEOMNI_CACHE_DIR": str(cache_dir),
-        "VEOMNI_BANNER": "0",
-        "TERM": "xterm-256color",
-    }
+        **kept, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1",
+        "VEOMNI_CACHE_DIR": str(cache_dir), "VEOMNI_BANNER": "0", "TERM": "xterm-256color",
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -181,11 +181,6 @@ def bench_() -> None:
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
-    "list": list_,
-    "list-by-site": sites_,
-    "kernels": kernels_,
-    "explain": explain_,
-    "check": check_,
-    "doctor": doctor_,
-    "bench": bench_,
-}
+    "list": list_, "list-by-site": sites_, "kernels": kernels_, "explain": explain_, "check": check_,
+    "doctor": doctor_, "bench": bench_,
+}  # fmt: skip

@@ -8,15 +8,9 @@ from veomni_hook.tools.compare.runs import Run
 STEADY = [1.0, 1.01, 0.99, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 KERNEL = {
-    "model": "M",
-    "op": "rms_norm",
-    "variant": "<v>",
-    "backend": "torch",
-    "reason": "why",
-    "ran": True,
-    "places": 2,
-    "calls": 8,
-}
+    "model": "M", "op": "rms_norm", "variant": "<v>", "backend": "torch", "reason": "why", "ran": True,
+    "places": 2, "calls": 8,
+}  # fmt: skip
 
 
 def run(hooked: bool, turn: int, seconds: list[float], losses: list[float], **changes) -> Run:
@@ -26,16 +20,9 @@ def run(hooked: bool, turn: int, seconds: list[float], losses: list[float], **ch
     facts = {"peak": 2**30, "memory": "device", "precision": "float32", "world": 1, "device_name": "cpu"}
     facts |= {"optimizer": "AdamW", "models": ["M"], "kernels": [KERNEL] if hooked else []}
     return Run(
-        hooked,
-        turn,
-        stopped=True,
-        attached=True,
-        times=ends,
-        first_call=9.0,
-        losses=losses,
-        tokens=[100] * len(ends),
-        facts={**facts, **changes},
-    )
+        hooked, turn, stopped=True, attached=True, times=ends, first_call=9.0, losses=losses,
+        tokens=[100] * len(ends), facts={**facts, **changes},
+    )  # fmt: skip
 
 
 def runs(off: list[list[float]], on: list[list[float]], plain=(2.0, 1.0), hooked=(2.0, 1.0)) -> list[Run]:

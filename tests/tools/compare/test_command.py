@@ -55,14 +55,10 @@ def compare(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
     folder.joinpath("cache").mkdir(mode=0o700, exist_ok=True)
     own = {"PYTHONPATH": str(ROOT), "VEOMNI_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "veomni_hook", "compare", *arguments],
-        cwd=folder,
-        env={**kept, **own, "HF_HUB_OFFLINE": "1", **variables},
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "veomni_hook", "compare", *arguments], cwd=folder,
+        env={**kept, **own, "HF_HUB_OFFLINE": "1", **variables}, capture_output=True, text=True, check=False,
         timeout=560,
-    )
+    )  # fmt: skip
 
 
 def found(done: subprocess.CompletedProcess[str]) -> Any:

@@ -53,11 +53,9 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def kernels():
-    held = (STATE.choice, STATE.active)
-    set_choice("torch")
-    yield
-    STATE.choice, STATE.active = held
-    STATE.changed()
+    with STATE.restored():
+        set_choice("torch")
+        yield
 
 
 def train(model: nn.Module, steps: int = 3) -> list[float]:

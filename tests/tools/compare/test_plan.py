@@ -35,14 +35,9 @@ if "--calls" in sys.argv:
 def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     return subprocess.run(
-        [sys.executable, "-m", "veomni_hook", "plan", *arguments],
-        cwd=folder,
-        env=environment(folder / "cache"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+        [sys.executable, "-m", "veomni_hook", "plan", *arguments], cwd=folder,
+        env=environment(folder / "cache"), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
 
 
 @pytest.mark.slow

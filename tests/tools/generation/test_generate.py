@@ -56,13 +56,9 @@ def test_a_config_for_many_modules_is_no_recipe() -> None:
 @pytest.mark.parametrize("standalone", [False, True])
 def test_the_command_says_the_settings_that_count(standalone: bool) -> None:
     settings = Settings(
-        patches=("mine", "yours"),
-        idioms=False,
-        parallel="sp=2",
-        kernels="rms_norm=torch",
-        strict=True,
+        patches=("mine", "yours"), idioms=False, parallel="sp=2", kernels="rms_norm=torch", strict=True,
         device="npu",
-    )
+    )  # fmt: skip
     recipe = Recipe(LLAMA, standalone=standalone)
     alone = " --standalone" if standalone else ""
     more = "" if standalone else " VEOMNI_PARALLEL=sp=2 VEOMNI_KERNELS=rms_norm=torch"

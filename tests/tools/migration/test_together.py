@@ -1,7 +1,5 @@
 """A patch that applies alone, and calls, reads or gives what only another patch changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.patches.code.document import Document

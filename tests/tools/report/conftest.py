@@ -67,13 +67,9 @@ def live(settings: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sys.modules[NAME] = module
     loader.exec_module(module)
     STATE.outcomes[NAME] = Outcome(
-        NAME,
-        patched=True,
-        origin=found.original_path,
-        stored=found.stored_path,
-        patch_hash=found.patch_hash,
+        NAME, patched=True, origin=found.original_path, stored=found.stored_path, patch_hash=found.patch_hash,
         report=found.report.to_dict,
-    )
+    )  # fmt: skip
     model = module.Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=False)).train()
     model(**batch())
     with torch.no_grad():

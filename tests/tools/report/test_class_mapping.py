@@ -1,7 +1,5 @@
 """transformers' own registry of classes beside the hook: who registers first makes no difference."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -89,13 +87,9 @@ def outcome(kernels, *steps):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     environment |= {"VEOMNI_KERNELS": kernels, "VEOMNI_BANNER": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *steps],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [sys.executable, "-c", SCRIPT, *steps], env=environment, capture_output=True, text=True, timeout=600,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

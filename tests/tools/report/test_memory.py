@@ -1,7 +1,5 @@
 """What `explain` says of the setting ``memory``."""
 
-from __future__ import annotations
-
 from tests.processes import outputs, started
 
 SCRIPT = """

@@ -1,7 +1,5 @@
 """`explain(model, plan=...)`: what is said of a step's memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, modeling_utils

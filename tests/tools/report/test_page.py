@@ -1,7 +1,5 @@
 """What templates make of texts: escaped once, markup never, and what HTML cannot hold is spelled out."""
 
-from __future__ import annotations
-
 import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup

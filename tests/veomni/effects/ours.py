@@ -331,15 +331,9 @@ def _told(compute: Callable[[], str]) -> str:
 
 
 PROBES: Mapping[str, Callable[[Side], Results]] = {
-    "numbers": numbers,
-    "slots": slots,
-    words.LOG_PROBS: log_probs,
-    words.POSITION_IDS: positions,
-    words.PACKING: packed,
-    words.ROUTER_REPLAY: routes,
-    words.EXCLUSION: speech,
-    words.NUMERICS: numerics,
-}
+    "numbers": numbers, "slots": slots, words.LOG_PROBS: log_probs, words.POSITION_IDS: positions,
+    words.PACKING: packed, words.ROUTER_REPLAY: routes, words.EXCLUSION: speech, words.NUMERICS: numerics,
+}  # fmt: skip
 
 
 def upstreams_own(side: Side) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.patches.graph.code import form, outcome
+from tests.patches.graph.code import form, outcome, same
 from veomni_hook.patches.graph import Unknown, digest
 
 SUM = """
@@ -13,10 +13,6 @@ def f(xs, w):
         total.add_(y)
     return total
 """
-
-
-def same(first, second):
-    return digest(form(first)) == digest(form(second))
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,8 @@ import itertools
 import pytest
 import torch
 
-from tests.patches.graph.code import executed, form, method_form, one, outcome, unknown
+from tests.patches.graph.code import executed, form, method_form, one, outcome, same, unknown
 from veomni_hook.patches.graph import Form, Unknown, digest
-
-
-def equal(first, second):
-    return digest(form(first)) == digest(form(second))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +22,7 @@ def equal(first, second):
     ],
 )
 def test_locals_go_forward(body):
-    assert equal(f"def f(x):\n    {body}\n", one("x.float() * 2"))
+    assert same(f"def f(x):\n    {body}\n", one("x.float() * 2"))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +39,7 @@ def test_what_is_the_functions_own_may_change_in_place(body):
         f"def f(x):\n    {body}\n",
         "def f(x):\n    y = (x + 1.5) * 2\n    return y.to((x + 1.5).dtype)\n",
     )
-    assert equal(changed, plain)
+    assert same(changed, plain)
     x = torch.randn(5).bfloat16()
     assert torch.equal(executed(changed)(x), executed(plain)(x))
 
@@ -127,7 +123,7 @@ BRANCHES = [
 
 @pytest.mark.parametrize(("one_way", "other_way"), list(itertools.combinations(BRANCHES, 2)))
 def test_ways_meet_again(one_way, other_way):
-    assert equal(f"def f(x, c):\n    {one_way}\n", f"def f(x, c):\n    {other_way}\n")
+    assert same(f"def f(x, c):\n    {one_way}\n", f"def f(x, c):\n    {other_way}\n")
 
 
 def test_a_check_is_a_way_that_raises():
@@ -164,20 +160,20 @@ def test_an_effect_on_one_way_has_its_test():
 def test_a_call_that_draws_is_no_function_of_its_arguments():
     twice = one("F.dropout(x, 0.5) + F.dropout(x, 0.5)")
     once = "def f(x):\n    y = F.dropout(x, 0.5)\n    return y + y\n"
-    assert not equal(twice, once)
-    assert equal(one("F.elu(x) + F.elu(x)"), "def f(x):\n    y = F.elu(x)\n    return y + y\n")
+    assert not same(twice, once)
+    assert same(one("F.elu(x) + F.elu(x)"), "def f(x):\n    y = F.elu(x)\n    return y + y\n")
 
 
 def test_contexts():
     plain = "def f(x):\n    y = x * 2\n    return y\n"
     held = "def f(x):\n    with torch.no_grad():\n        y = x * 2\n    return y\n"
-    assert not equal(plain, held)
-    assert equal(held, "def f(x):\n    with torch.no_grad():\n        return x * 2\n")
-    assert not equal(
+    assert not same(plain, held)
+    assert same(held, "def f(x):\n    with torch.no_grad():\n        return x * 2\n")
+    assert not same(
         held, "def f(x):\n    with torch.autocast('cuda', enabled=False):\n        y = x * 2\n    return y\n"
     )
     mask = "mask = F.one_hot(x, 4).permute(2, 1, 0)"
-    assert equal(
+    assert same(
         f"def f(x):\n    with torch.no_grad():\n        {mask}\n    return mask\n",
         f"def f(x):\n    {mask}\n    return mask\n",
     )
@@ -188,18 +184,14 @@ def test_contexts():
     assert not isinstance(outcome(f"def f(x):\n    {sometimes}\n        return x * 2\n"), Unknown)
 
 
-def test_a_very_long_function_is_given_up():
-    body = "\n".join("    y = x + 1" for _ in range(9000))
-    found = outcome(f"def f(x):\n{body}\n    return x\n")
+@pytest.mark.parametrize(
+    ("line", "times", "reason"), [("y = x + 1", 9000, "long"), ("x = x + 1", 900, "deep")]
+)
+def test_a_very_long_or_deep_function_is_given_up(line, times, reason):
+    body = f"    {line}\n" * times
+    found = outcome(f"def f(x):\n{body}    return x\n")
     assert isinstance(found, Unknown)
-    assert "long" in found.reason
-
-
-def test_a_very_deep_function_is_given_up():
-    body = "\n".join("    x = x + 1" for _ in range(900))
-    found = outcome(f"def f(x):\n{body}\n    return x\n")
-    assert isinstance(found, Unknown)
-    assert "deep" in found.reason
+    assert reason in found.reason
 
 
 def test_a_chain_of_uses_of_one_value_is_cheap():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,15 +37,11 @@ def test_what_is_printed() -> None:
 
 
 def test_a_lock_that_nobody_named_is_not_written_through_another_users_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, give_away: Callable[[Path], None]
 ) -> None:
     link = Path(lock.NAME)
     link.symlink_to(tmp_path / "absent")
-    if os.geteuid() == 0:
-        os.chown(link, 4242, 4242, follow_symlinks=False)
-    else:
-        user = os.geteuid()
-        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    give_away(link)
     done = here(["check", "--write-lock"], {})
     assert done.status != 0 and "belongs to user" in done.err
     assert not (tmp_path / "absent").exists()

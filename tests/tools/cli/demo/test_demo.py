@@ -30,22 +30,13 @@ KERNELS = [["rms_norm", "torch"]]
 
 def side(losses=(6.0, 5.0, 4.5, *[4.0] * 9), answer="Paris", peak=1200, kernels=(), seconds=()) -> dict:
     part = {
-        "losses": list(losses),
-        "answer": answer,
-        "tokens": 192,
-        "parameters": 134_515_008,
-        "model_type": "llama",
-        "step_seconds": list(seconds) or [0.1] * 10,
-        "peak_bytes": peak * MEBIBYTE,
+        "losses": list(losses), "answer": answer, "tokens": 192, "parameters": 134_515_008,
+        "model_type": "llama", "step_seconds": list(seconds) or [0.1] * 10, "peak_bytes": peak * MEBIBYTE,
         "kernels": list(kernels),
-    }
+    }  # fmt: skip
     machine = {
-        "transformers": "5.23.0",
-        "torch": "2.13.0",
-        "device": "cpu",
-        "device_name": "CPU",
-        "threads": 2,
-    }
+        "transformers": "5.23.0", "torch": "2.13.0", "device": "cpu", "device_name": "CPU", "threads": 2,
+    }  # fmt: skip
     return {**machine, "parts": {part_name.value: part for part_name in demo.Way}}
 
 

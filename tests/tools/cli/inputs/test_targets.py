@@ -21,18 +21,11 @@ from veomni_hook.tools.cli.usage import UsageError
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A transformers folder with one family of each shape."""
     files = [
-        "qwen3/modeling_qwen3.py",
-        "qwen3/configuration_qwen3.py",
-        "qwen3_moe/modeling_qwen3_moe.py",
-        "blip/modeling_blip.py",
-        "blip/modeling_blip_text.py",
-        "donut/modeling_donut_swin.py",
-        "data2vec/modeling_data2vec_audio.py",
-        "data2vec/modeling_data2vec_text.py",
-        "byt5/tokenization_byt5.py",
-        "auto/modeling_auto.py",
-        "__init__.py",
-    ]
+        "qwen3/modeling_qwen3.py", "qwen3/configuration_qwen3.py", "qwen3_moe/modeling_qwen3_moe.py",
+        "blip/modeling_blip.py", "blip/modeling_blip_text.py", "donut/modeling_donut_swin.py",
+        "data2vec/modeling_data2vec_audio.py", "data2vec/modeling_data2vec_text.py",
+        "byt5/tokenization_byt5.py", "auto/modeling_auto.py", "__init__.py",
+    ]  # fmt: skip
     for file in files:
         path = tmp_path / "models" / file
         path.parent.mkdir(parents=True, exist_ok=True)
