@@ -17,7 +17,7 @@ from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.shared.host_values import host_copy
 from veomni_hook.kernels.shared.samples import ends_of
 
-__all__ = ["Given", "attends", "check"]
+__all__ = ["Given", "attends", "check", "positions_of_text"]
 
 #: Implementations that get transformers' masks.
 _MASKED = ("eager", "sdpa", "flex_attention")
@@ -131,8 +131,11 @@ def _is_of_padding(mask: object) -> bool:
     return isinstance(mask, torch.Tensor) and mask.dim() == 2
 
 
-def _text(position_ids: object) -> torch.Tensor | None:
-    """Return the positions of text, of which transformers makes masks; None: there are none."""
+def positions_of_text(position_ids: object) -> torch.Tensor | None:
+    """Return the positions of text, of which transformers makes masks; None: there are none.
+
+    Then they are of time, height and width alone, or no tensor.
+    """
     if not isinstance(position_ids, torch.Tensor):
         return None
     if position_ids.dim() == 2:
@@ -145,7 +148,7 @@ def _shown(position_ids: torch.Tensor, bounds: torch.Tensor, rows: int, first: i
 
     On a GPU the host waits for them, as it does for transformers' masks.
     """
-    text = None if _text(position_ids) is None else _text(host_copy(position_ids))
+    text = None if positions_of_text(position_ids) is None else positions_of_text(host_copy(position_ids))
     if text is None:
         return False
     length = ends_of(bounds)[-1] // rows
@@ -163,7 +166,7 @@ def _not_shown(position_ids: object) -> tuple[str, str]:
     begin = "position_ids that begin with 0 at each sample"
     if position_ids is None:
         return "its masks are made of position_ids, which were not passed", f"pass {begin}"
-    if _text(position_ids) is None:
+    if positions_of_text(position_ids) is None:
         why = "its masks are made of the positions of text, which position_ids do not have"
         return why, f"pass {begin}: four rows, those of text in front of time, height and width"
     return "position_ids count on where a sample begins", f"pass {begin}"

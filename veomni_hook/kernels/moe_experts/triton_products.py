@@ -217,7 +217,6 @@ def down(
     weights: Tensor | None = None,
     *,
     transposed: bool = False,
-    tile: Tile | None = None,
     low: Low | None = None,
     scales: Scales | None = None,
 ) -> Tensor:
@@ -225,7 +224,7 @@ def down(
 
     ``weights`` [tokens, top_k], of any float dtype, are applied before the only rounding.
     """
-    return _rows_product("down", h, weight, bias, routing, weights, transposed, tile, low, scales)
+    return _rows_product("down", h, weight, bias, routing, weights, transposed, low, scales)
 
 
 def input_gradient(
@@ -234,7 +233,6 @@ def input_gradient(
     routing: Routing,
     *,
     transposed: bool = False,
-    tile: Tile | None = None,
     low: Low | None = None,
     scales: Scales | None = None,
     room: Tensor | None = None,
@@ -245,7 +243,7 @@ def input_gradient(
     """
     piece = "input_gradient"
     return _rows_product(
-        piece, gradients, weight, None, routing, None, not transposed, tile, low, scales, room=room
+        piece, gradients, weight, None, routing, None, not transposed, low, scales, room=room
     )
 
 
@@ -256,7 +254,7 @@ def h_gradient(
 
     ``dout`` is [tokens, H], contiguous, and ``weight`` [E, I, H].
     """
-    return _rows_product("down", dout, weight, None, routing, None, False, None, low, scales, gathered=True)
+    return _rows_product("down", dout, weight, None, routing, None, False, low, scales, gathered=True)
 
 
 def _rows_product(
@@ -267,7 +265,6 @@ def _rows_product(
     routing: Routing,
     weights: Tensor | None,
     transposed: bool,
-    tile: Tile | None,
     low: Low | None,
     scales: Scales | None,
     *,
@@ -276,7 +273,7 @@ def _rows_product(
 ) -> Tensor:
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
-    tile = tile or triton_tiles.product_tile(piece, routing.block, x)
+    tile = triton_tiles.product_tile(piece, routing.block, x)
     dtype = x.dtype if scales is None else scales.dtype
     y = within(room, x, (routing.num_rows, columns), dtype)
     if y.numel() == 0 or routing.num_experts == 0:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.moe_router import given, operand_checks, reference
+from veomni_hook.kernels.moe_router import given, operand_checks
 from veomni_hook.kernels.moe_router.operand_checks import is_count
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
@@ -82,19 +82,15 @@ def softmax_topk(
     indices: Tensor | None = None,
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
-    if indices is not None:
-        return given.softmax_topk(router_logits, top_k, normalise, indices)
-    if not _fits(router_logits, top_k):
-        return reference.softmax_topk(router_logits, top_k, normalise)
+    if indices is not None or not _fits(router_logits, top_k):
+        return given.formula("softmax_topk", indices, router_logits, top_k, normalise)
     return _route(router_logits, top_k, bool(normalise))
 
 
 def topk_softmax(router_logits: Tensor, top_k: int, indices: Tensor | None = None) -> Routing:
     """Return the softmax over the ``top_k`` largest logits, in their dtype."""
-    if indices is not None:
-        return given.topk_softmax(router_logits, top_k, indices)
-    if not _fits(router_logits, top_k):
-        return reference.topk_softmax(router_logits, top_k)
+    if indices is not None or not _fits(router_logits, top_k):
+        return given.formula("topk_softmax", indices, router_logits, top_k)
     weights, indices = _route(router_logits, top_k, True)
     return weights.to(router_logits.dtype), indices
 

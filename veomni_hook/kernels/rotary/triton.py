@@ -42,22 +42,24 @@ _TILE, _A_WARPS_ELEMENTS = 2048, 512
 _HEADS, _HEADS_CROSSED = 32, 8
 
 
-class _Steps(NamedTuple):
-    """The device code's parameters for a form at given dtypes, in one direction.
+class _Way(NamedTuple):
+    """One direction of a rotation, as passed to the operator.
 
     Attributes:
-        code: as numbers: pairs_in, pairs_out, table, inverse rotation, the members' sin columns swapped.
+        code: as numbers: the heads dimension; the numbers of rotated columns and of columns before them;
+            whether positions of the result are further apart than heads; and the form's steps: pairs_in,
+            pairs_out, table, inverse rotation, the members' sin columns swapped.
         middle: the dtype to which products and their sum are rounded.
         out: the dtype of the result.
     """
 
-    code: tuple[int, ...]
+    code: list[int]
     middle: torch.dtype
     out: torch.dtype
 
 
-def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Steps, _Steps]:
-    """Steps that rotate ``x`` by ``cos`` and ``sin`` of dtype ``table``, and that rotate the gradient back.
+def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Way, _Way]:
+    """The ways, with the form's steps alone, of ``x`` by ``cos`` and ``sin`` of dtype ``table``, and back.
 
     A gradient rotates in the other direction, ``dx1 = dy1*cos1 + dy2*sin2, dx2 = dy2*cos2 - dy1*sin1``, from
     the positions of results to those of inputs.
@@ -65,23 +67,11 @@ def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Steps, _Ste
     compute = torch.float32 if form.wide else torch.promote_types(x, table)
     there = (form.pairs_in, form.pairs_out, form.table, form.backwards, False)
     back = (form.pairs_out, form.pairs_in, form.table, not form.backwards, True)
-    forward = _Steps((*map(int, there),), compute, x if form.cast else compute)
-    return forward, _Steps((*map(int, back),), compute if form.together else x, x)
+    forward = _Way([*map(int, there)], compute, x if form.cast else compute)
+    return forward, _Way([*map(int, back)], compute if form.together else x, x)
 
 
 _STEPS = {(form, x, table): _steps(form, x, table) for form in _FORMS for x in TL for table in TL}
-
-
-class _Way(NamedTuple):
-    """One direction of a rotation, as passed to the operator.
-
-    ``code``: the heads dimension; the numbers of rotated columns and of columns before them; whether
-    positions of the result are further apart than heads; `_Steps.code`.
-    """
-
-    code: list[int]
-    middle: torch.dtype
-    out: torch.dtype
 
 
 class _Plan(NamedTuple):
