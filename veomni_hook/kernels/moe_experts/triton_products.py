@@ -224,7 +224,9 @@ def down(
 
     ``weights`` [tokens, top_k], of any float dtype, are applied before the only rounding.
     """
-    return _rows_product("down", h, weight, bias, routing, weights, transposed, low, scales)
+    return _rows_product(
+        "down", h, weight, routing, bias=bias, weights=weights, transposed=transposed, low=low, scales=scales
+    )
 
 
 def input_gradient(
@@ -241,9 +243,9 @@ def input_gradient(
 
     ``room``: see `within`.
     """
-    piece = "input_gradient"
+    transposed = not transposed
     return _rows_product(
-        piece, gradients, weight, None, routing, None, not transposed, low, scales, room=room
+        "input_gradient", gradients, weight, routing, transposed=transposed, low=low, scales=scales, room=room
     )
 
 
@@ -254,20 +256,20 @@ def h_gradient(
 
     ``dout`` is [tokens, H], contiguous, and ``weight`` [E, I, H].
     """
-    return _rows_product("down", dout, weight, None, routing, None, False, low, scales, gathered=True)
+    return _rows_product("down", dout, weight, routing, low=low, scales=scales, gathered=True)
 
 
 def _rows_product(
     piece: str,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     routing: Routing,
-    weights: Tensor | None,
-    transposed: bool,
-    low: Low | None,
-    scales: Scales | None,
     *,
+    bias: Tensor | None = None,
+    weights: Tensor | None = None,
+    transposed: bool = False,
+    low: Low | None = None,
+    scales: Scales | None = None,
     gathered: bool = False,
     room: Tensor | None = None,
 ) -> Tensor:

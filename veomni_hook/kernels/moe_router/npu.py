@@ -14,6 +14,8 @@ computes their weights (`veomni_hook.kernels.moe_router.given`), which may diffe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,11 +106,12 @@ def _fits(router_logits: Tensor, top_k: object) -> bool:
     return is_count(top_k, min(_MOST_TOP_K, router_logits.shape[1])) and router_logits.shape[0] > 0
 
 
-def refuses(owner: object, router_logits: Tensor, *others: object) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    return operand_checks.refuses(owner, router_logits, *others) or ascend.unfit(router_logits)
+def _refused(
+    rule: Callable[..., str | None], owner: object, router_logits: Tensor, *others: object
+) -> str | None:
+    """Return why this call must run the upstream code, or None; ``rule``: of every kernel."""
+    return rule(owner, router_logits, *others) or ascend.unfit(router_logits)
 
 
-def refuses_in_autocast(owner: object, router_logits: Tensor, *others: object) -> str | None:
-    """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
-    return operand_checks.refuses_in_autocast(owner, router_logits, *others) or ascend.unfit(router_logits)
+refuses = partial(_refused, operand_checks.refuses)
+refuses_in_autocast = partial(_refused, operand_checks.refuses_in_autocast)

@@ -287,19 +287,15 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
     )
 
 
-def refuses(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    return (
-        operand_checks.refuses(owner, router_logits, *others)
-        or untraceable()
-        or _beyond(router_logits, others)
-    )
+def _refused(
+    rule: Callable[..., str | None], owner: object, router_logits: torch.Tensor, *others: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None; ``rule``: of every kernel."""
+    return rule(owner, router_logits, *others) or untraceable() or _beyond(router_logits, others)
 
 
-def refuses_in_autocast(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
-    """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
-    reason = operand_checks.refuses_in_autocast(owner, router_logits, *others)
-    return reason or untraceable() or _beyond(router_logits, others)
+refuses = partial(_refused, operand_checks.refuses)
+refuses_in_autocast = partial(_refused, operand_checks.refuses_in_autocast)
 
 
 def _beyond(router_logits: torch.Tensor, others: tuple[Any, ...]) -> str | None:

@@ -30,6 +30,7 @@ from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 Tensor = torch.Tensor
 
@@ -59,7 +60,7 @@ class _Way(NamedTuple):
 
 
 def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Way, _Way]:
-    """The ways, with the form's steps alone, of ``x`` by ``cos`` and ``sin`` of dtype ``table``, and back.
+    """Return how ``x`` rotates by ``cos`` and ``sin`` of dtype ``table``, and its gradient: the form's steps.
 
     A gradient rotates in the other direction, ``dx1 = dy1*cos1 + dy2*sin2, dx2 = dy2*cos2 - dy1*sin1``, from
     the positions of results to those of inputs.
@@ -113,10 +114,6 @@ def _strides(strides: tuple[int, ...], heads_at: int) -> tuple[int, int, int]:
     return strides[0] if len(strides) == 4 else 0, of_positions, strides[heads_at]
 
 
-def _readable(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
     """Allocate a result with the shape of ``x``, with positions or heads as the outer dimension."""
     *batch, before, after, width = x.shape
@@ -137,10 +134,10 @@ def _results(
 def _rotary(
     cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
 ) -> list[Tensor]:
-    cos, sin = _readable(cos), _readable(sin)
+    cos, sin = dense_rows(cos), dense_rows(sin)
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    inputs, results = [_readable(x) for x in xs], _results(cos, sin, xs, code, middle, out)
+    inputs, results = [dense_rows(x) for x in xs], _results(cos, sin, xs, code, middle, out)
     for first in range(0, len(inputs), 2):
         _launch(cos, sin, inputs[first : first + 2], results[first : first + 2], code, middle)
     return results
