@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -17,7 +17,7 @@ from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.shared.host_values import host_copy
 from veomni_hook.kernels.shared.samples import ends_of
 
-__all__ = ["Given", "attends", "check", "positions_of_text"]
+__all__ = ["Given", "attends", "check", "is_of_padding", "positions_of_text"]
 
 #: Implementations that get transformers' masks.
 _MASKED = ("eager", "sdpa", "flex_attention")
@@ -85,7 +85,7 @@ def check(
 def _masked(owner: Any, arguments: Given, bounds: torch.Tensor, rows: int) -> tuple[str, str] | None:
     masks = _of_attention(arguments.attention_mask)
     is_without_mask = any(mask is None for mask in masks)
-    if any(_is_of_padding(mask) for mask in masks) or (
+    if any(is_of_padding(mask) for mask in masks) or (
         is_without_mask and isinstance(arguments.attention_mask, dict)
     ):
         return (
@@ -104,7 +104,7 @@ def _flash(
     kwargs: Mapping[str, object], arguments: Given, bounds: torch.Tensor, rows: int
 ) -> tuple[str, str] | None:
     if any(
-        _is_of_padding(tensor) and not bool(host_copy(tensor).all())
+        is_of_padding(tensor) and not bool(host_copy(tensor).all())
         for tensor in _of_attention(arguments.attention_mask)
     ):
         return "the attention_mask takes precedence over boundaries", "leave attention_mask out"
@@ -127,7 +127,8 @@ def _of_attention(attention_mask: object) -> list[Any]:
     return [mask for kind, mask in attention_mask.items() if _is_attention(kind)]
 
 
-def _is_of_padding(mask: object) -> bool:
+def is_of_padding(mask: object) -> TypeGuard[torch.Tensor]:
+    """Return whether a mask is ``[rows, positions]``, and not one for attention as it is."""
     return isinstance(mask, torch.Tensor) and mask.dim() == 2
 
 

@@ -12,7 +12,13 @@ from typing import Any, TypeAlias
 import torch
 
 from veomni_hook.errors import SamplesError
-from veomni_hook.kernels.gated_delta_rule.attention_masks import Given, attends, check, positions_of_text
+from veomni_hook.kernels.gated_delta_rule.attention_masks import (
+    Given,
+    attends,
+    check,
+    is_of_padding,
+    positions_of_text,
+)
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.handed import forget, hand
 from veomni_hook.kernels.shared.host_values import host_copy
@@ -233,7 +239,7 @@ def _continues(cache: object) -> bool:
 def _mask(attention_mask: object) -> torch.Tensor | None:
     """Return the mask of positions among what a model is given."""
     masks = attention_mask.values() if isinstance(attention_mask, dict) else (attention_mask,)
-    return next((mask for mask in masks if isinstance(mask, torch.Tensor) and mask.dim() == 2), None)
+    return next(filter(is_of_padding, masks), None)
 
 
 def _begins(position_ids: torch.Tensor) -> torch.Tensor:
