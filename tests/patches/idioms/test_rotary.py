@@ -13,7 +13,7 @@ from veomni_hook.kernels.rotary.variants import OP as DECLARED
 from veomni_hook.kernels.selection.declaration import Kernel
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.kernels.slot.arguments import binder_for
+from veomni_hook.kernels.slot.arguments import binder, operand_names
 from veomni_hook.patches.graph import reference_names
 from veomni_hook.patches.idioms import rotary
 from veomni_hook.patches.site import Status
@@ -258,7 +258,7 @@ def test_parameters(signature, body, told):
     text = MODULE.replace("(q, k, cos, sin, unsqueeze_dim=1):", f"({signature}):\n    {body or 'pass'}")
     text = text.replace("apply_rotary_pos_emb(q, k, cos, sin)", "apply_rotary_pos_emb(1, 2)")
     assert parameters(text) == told
-    assert binder_for("rotary", "half_split", told)  # it is understood
+    assert binder(told, operand_names("rotary", "half_split"))  # it is understood
 
 
 @pytest.mark.parametrize(

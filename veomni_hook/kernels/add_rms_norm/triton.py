@@ -27,7 +27,14 @@ from veomni_hook.kernels.add_rms_norm import reference
 from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import reference as formulas
 from veomni_hook.kernels.rms_norm import triton as norms
-from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, WEIGHT, warps_of
+from veomni_hook.kernels.rms_norm.tiles import (
+    LARGE,
+    ONE_PLUS,
+    ONE_PLUS_ROUNDED,
+    WEIGHT,
+    forward_tile,
+    warps_of,
+)
 from veomni_hook.kernels.rms_norm.variants import Norm
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
@@ -38,10 +45,6 @@ from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, 
 __all__ = ["kernel", "refuses", "unfit"]
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
-
-# Elements per program, as in RMSNorm alone.
-_FORWARD_TILE, _FORWARD_WIDE_TILE = 2048, 8192
-_WIDE = 4096
 
 _NORMS: dict[str, Norm] = {name: variant.form for name, variant in OP.variants.items()}
 _NUMBERS = {"weight": WEIGHT, "one_plus": ONE_PLUS, "one_plus_rounded": ONE_PLUS_ROUNDED}
@@ -70,7 +73,7 @@ def _forward_launch(
 ) -> tuple[Launch, int]:
     """Return the forward's launcher, and the rows per program."""
     block = power(columns)
-    tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
+    tile = forward_tile(columns, of_sum=True)
     constants = columns, block, tile // block, _FACTORS[variant], TL[_rounded(variant, *dtypes)[0]], keep
     return Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile)), tile // block
 

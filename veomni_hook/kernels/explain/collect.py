@@ -136,11 +136,16 @@ def _row(
     record = None if owner is None else slot.record(owner)
     outcome, how = answers.idle, ""
     if outcome is None and owner is not None and (outcome := slot.outcome(owner)) is None:
-        outcome = slot.traced(owner) or slot.traced(owner, compiled=compiled)
-        how = "" if outcome is None else "itself" if slot.traced(owner) is not None else "kind"
+        if (outcome := slot.traced(owner)) is not None:
+            how = "itself"
+        elif (outcome := slot.traced(owner, compiled=compiled)) is not None:
+            how = "kind"
     called = outcome is not None and answers.idle is None
     if outcome is None and owner is not None and answers.wanted == AUTO:
-        outcome = _bypassed(slot, owner)
+        # Other settings may leave every call of the module to the upstream code.
+        rule = registry.op(slot.op).bypassed
+        if rule is not None and (why := load_attribute(rule)(owner, slot.variant)) is not None:
+            outcome = Outcome(EAGER, why)
     if outcome is None:
         selection = answers.selection(device)
         if selection.failure is not None:
@@ -172,13 +177,6 @@ def _row(
         if how
         else remedy_for(answers, training[-1].reason if training else outcome.reason, device),
     )
-
-
-def _bypassed(slot: Slot, owner: nn.Module) -> Outcome | None:
-    """Return the outcome of every call of ``owner`` if other settings leave them to the upstream code."""
-    rule = registry.op(slot.op).bypassed
-    reason = None if rule is None else load_attribute(rule)(owner, slot.variant)
-    return None if reason is None else Outcome(EAGER, reason)
 
 
 def _notes(slot: Slot, owner: object, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:

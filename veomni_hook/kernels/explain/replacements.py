@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from veomni_hook.kernels.shared.origin import home_of, name_of, underlying
+from veomni_hook.kernels.shared.origin import home_of, name_of, names_in, underlying
 from veomni_hook.kernels.slot.guards import Guard, module_of, slots_in
 
 __all__ = ["Replacement", "replacement_of"]
@@ -90,7 +90,7 @@ def _is_guarded(function: object, guard: Guard) -> bool:
     return (
         isinstance(function, FunctionType)
         and function.__globals__.get(guard.name) is guard.slot
-        and guard.name in _names(function.__code__)
+        and guard.name in names_in(function.__code__)
         and guard.slot.serves(function)
     )
 
@@ -140,19 +140,10 @@ def _wrapped(one: object) -> Iterator[Any]:
 def _named(function: FunctionType, guard: Guard, kind: type, owner: object) -> Iterator[Any]:
     """Yield the functions that a function may call by name: globals, and methods of the module."""
     # Without copies of methods: they run only where the method is not edited.
-    names = {name for name in _names(function.__code__) if not name.startswith("veomni_")}
+    names = {name for name in names_in(function.__code__) if not name.startswith("veomni_")}
     spaces = [function.__globals__, *map(vars, kind.__mro__), {} if owner is None else vars(owner)]
     if names.isdisjoint({"super", *(base.__name__ for base in kind.__mro__)}):
         names.discard(guard.method)  # another module's, as in self.mlp.forward(x)
     for name in names:
         values = (space[name] for space in spaces if name in space)
         yield from (value for value in values if isinstance(value, (FunctionType, MethodType, partial)))
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the globals and attributes that a function's code names, including nested functions."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names

@@ -13,6 +13,7 @@ import torch
 from veomni_hook.kernels.float8 import device
 from veomni_hook.kernels.float8.reference import FLOAT8, SHARED
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["in_mx", "quantised", "quantised_columns", "turned"]
 
@@ -26,11 +27,6 @@ _LOOKS, _BLOCKS, _CASTS, _TURNED = (64, 64), 16, (64, 128), 128
 _MX = (64, 128)
 
 
-def _readable(x: Tensor) -> Tensor:
-    """Return ``x`` with columns that are neighbours."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 @lru_cache(maxsize=LAUNCHES)
 def _of_rows(on: torch.device, dtype: torch.dtype, columns: int, stride: int) -> Launch:
     block = min(power(columns), _WIDEST)
@@ -39,7 +35,7 @@ def _of_rows(on: torch.device, dtype: torch.dtype, columns: int, stride: int) ->
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``x [rows, columns]`` in float8, and the scale of each row, ``[rows, 1]``."""
-    x = _readable(x)
+    x = dense_rows(x)
     rows, columns = x.shape
     q = torch.empty(rows, columns, dtype=FLOAT8, device=x.device)
     scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
@@ -70,7 +66,7 @@ def quantised_columns(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor,
     ``x`` is ``[..., rows, columns]``; the results are ``[..., columns, rows]`` and ``[..., columns, 1]``.
     With ``factors`` ``[rows, 1]``, float32, they are those of ``x * factors``.
     """
-    x = _readable(x)
+    x = dense_rows(x)
     rows, columns = x.shape[-2:]
     number, apart = (x.shape[0], x.stride(0)) if x.ndim == 3 else (1, 0)
     q = torch.empty(*x.shape[:-2], columns, rows, dtype=FLOAT8, device=x.device)
@@ -116,7 +112,7 @@ def in_mx(x: Tensor, *, turned: bool = False) -> tuple[Tensor, Tensor]:
     ``x`` is ``[..., rows, columns]``; the results are that and ``[..., rows, columns / 32]``, or those of the
     ``turned`` matrices, ``[..., columns, rows]`` and ``[..., columns, rows / 32]``.
     """
-    x = _readable(x)
+    x = dense_rows(x)
     rows, columns = x.shape[-2:]
     number, apart = (x.shape[0], x.stride(0)) if x.ndim == 3 else (1, 0)
     of_rows, neighbours = (columns, rows) if turned else (rows, columns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -17,7 +17,7 @@ from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.shared.host_values import host_copy
 from veomni_hook.kernels.shared.samples import ends_of
 
-__all__ = ["Given", "attends", "check"]
+__all__ = ["Given", "attends", "check", "is_of_padding", "positions_of_text"]
 
 #: Implementations that get transformers' masks.
 _MASKED = ("eager", "sdpa", "flex_attention")
@@ -85,7 +85,7 @@ def check(
 def _masked(owner: Any, arguments: Given, bounds: torch.Tensor, rows: int) -> tuple[str, str] | None:
     masks = _of_attention(arguments.attention_mask)
     is_without_mask = any(mask is None for mask in masks)
-    if any(_is_of_padding(mask) for mask in masks) or (
+    if any(is_of_padding(mask) for mask in masks) or (
         is_without_mask and isinstance(arguments.attention_mask, dict)
     ):
         return (
@@ -104,7 +104,7 @@ def _flash(
     kwargs: Mapping[str, object], arguments: Given, bounds: torch.Tensor, rows: int
 ) -> tuple[str, str] | None:
     if any(
-        _is_of_padding(tensor) and not bool(host_copy(tensor).all())
+        is_of_padding(tensor) and not bool(host_copy(tensor).all())
         for tensor in _of_attention(arguments.attention_mask)
     ):
         return "the attention_mask takes precedence over boundaries", "leave attention_mask out"
@@ -127,12 +127,16 @@ def _of_attention(attention_mask: object) -> list[Any]:
     return [mask for kind, mask in attention_mask.items() if _is_attention(kind)]
 
 
-def _is_of_padding(mask: object) -> bool:
+def is_of_padding(mask: object) -> TypeGuard[torch.Tensor]:
+    """Return whether a mask is ``[rows, positions]``, and not one for attention as it is."""
     return isinstance(mask, torch.Tensor) and mask.dim() == 2
 
 
-def _text(position_ids: object) -> torch.Tensor | None:
-    """Return the positions of text, of which transformers makes masks; None: there are none."""
+def positions_of_text(position_ids: object) -> torch.Tensor | None:
+    """Return the positions of text, of which transformers makes masks; None: there are none.
+
+    Then they are of time, height and width alone, or no tensor.
+    """
     if not isinstance(position_ids, torch.Tensor):
         return None
     if position_ids.dim() == 2:
@@ -145,7 +149,7 @@ def _shown(position_ids: torch.Tensor, bounds: torch.Tensor, rows: int, first: i
 
     On a GPU the host waits for them, as it does for transformers' masks.
     """
-    text = None if _text(position_ids) is None else _text(host_copy(position_ids))
+    text = None if positions_of_text(position_ids) is None else positions_of_text(host_copy(position_ids))
     if text is None:
         return False
     length = ends_of(bounds)[-1] // rows
@@ -163,7 +167,7 @@ def _not_shown(position_ids: object) -> tuple[str, str]:
     begin = "position_ids that begin with 0 at each sample"
     if position_ids is None:
         return "its masks are made of position_ids, which were not passed", f"pass {begin}"
-    if _text(position_ids) is None:
+    if positions_of_text(position_ids) is None:
         why = "its masks are made of the positions of text, which position_ids do not have"
         return why, f"pass {begin}: four rows, those of text in front of time, height and width"
     return "position_ids count on where a sample begins", f"pass {begin}"

@@ -12,7 +12,13 @@ from typing import Any, TypeAlias
 import torch
 
 from veomni_hook.errors import SamplesError
-from veomni_hook.kernels.gated_delta_rule.attention_masks import Given, attends, check
+from veomni_hook.kernels.gated_delta_rule.attention_masks import (
+    Given,
+    attends,
+    check,
+    is_of_padding,
+    positions_of_text,
+)
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.handed import forget, hand
 from veomni_hook.kernels.shared.host_values import host_copy
@@ -26,8 +32,6 @@ __all__ = ["found", "makes_cache", "refuse"]
 Functions: TypeAlias = "tuple[tuple[str, str, str], ...]"
 Layers: TypeAlias = "tuple[tuple[type, Functions], ...]"
 
-#: Rows of positions for text, time, height and width, as multimodal models make them.
-_WITH_TEXT = 4
 #: Positions of a row that samples can share.
 _FEWEST = 2
 
@@ -235,24 +239,19 @@ def _continues(cache: object) -> bool:
 def _mask(attention_mask: object) -> torch.Tensor | None:
     """Return the mask of positions among what a model is given."""
     masks = attention_mask.values() if isinstance(attention_mask, dict) else (attention_mask,)
-    return next((mask for mask in masks if isinstance(mask, torch.Tensor) and mask.dim() == 2), None)
-
-
-def _stands_still(position_ids: torch.Tensor) -> bool:
-    """Return whether positions are of time, height and width alone: time stands still within an image."""
-    return position_ids.dim() == 3 and position_ids.shape[0] != _WITH_TEXT
+    return next(filter(is_of_padding, masks), None)
 
 
 def _begins(position_ids: torch.Tensor) -> torch.Tensor:
     """Return ``[rows or 1, positions]``: whether a position begins another sample than the one before it."""
-    if _stands_still(position_ids):
+    text = positions_of_text(position_ids)
+    if text is None:
         # All three are 0 only at a sample's first position.
         begins = (position_ids == 0).all(0)
         # Positions of text in transformers 5.2 may count from a number below 0: that of the last images.
         begins[:, 1:] &= ~(position_ids[:, :, :-1] == -1).all(0)
         begins[:, 1:] |= position_ids[0].diff(dim=-1) < 0
     else:
-        text = position_ids[0] if position_ids.dim() == 3 else position_ids
         begins = torch.zeros_like(text, dtype=torch.bool)
         begins[:, 1:] = text.diff(dim=-1) != 1
     begins[:, 0] = False
@@ -270,7 +269,8 @@ def _attended(begins: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tens
     places = torch.arange(kept.shape[1], device=kept.device)
     last = torch.where(kept, places, 0).cummax(1).values
     steps = line[:, 1:] - line.gather(1, last)[:, :-1]
-    begins[:, 1:] &= steps <= 0 if _stands_still(position_ids) else steps != 1
+    # Without positions of text, those of time stand still within an image.
+    begins[:, 1:] &= steps <= 0 if positions_of_text(position_ids) is None else steps != 1
     return begins
 
 

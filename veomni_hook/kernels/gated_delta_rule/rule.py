@@ -131,17 +131,8 @@ def rule(
         partial(_outputs_fake, kind),
         f"{name}({_OPERANDS}, bool normalise, bool final) -> (Tensor, Tensor, Tensor)",
     )
-    def outputs(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        initial: Tensor | None,
-        cu_seqlens: Tensor | None,
-        normalise: bool,
-        final: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def outputs(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, g, beta, initial, cu_seqlens, normalise, final = call
         operands, launches = _prepared(kind, (q, k, v, g, beta), normalise)
         tables = tables_of(v, cu_seqlens)
         kept = squares_of(q, v, tables.starts.numel(), channels=kind.channels)
@@ -153,20 +144,8 @@ def rule(
         f"{name}_backward(Tensor dy, Tensor? dfinal, {_OPERANDS}, Tensor kept, bool normalise,"
         " bool to_initial) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     )
-    def slopes(
-        dy: Tensor,
-        dfinal: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        initial: Tensor | None,
-        cu_seqlens: Tensor | None,
-        kept: Tensor,
-        normalise: bool,
-        to_initial: bool,
-    ) -> tuple[Tensor, ...]:
+    def slopes(*call: Any) -> tuple[Tensor, ...]:
+        dy, dfinal, q, k, v, g, beta, initial, cu_seqlens, kept, normalise, to_initial = call
         operands, launches = _prepared(kind, (q, k, v, g, beta), normalise)
         tables, dy = tables_of(v, cu_seqlens), dy.contiguous()
         parts = launches.parts(operands, tables, kept, known=True)
@@ -212,18 +191,8 @@ def rule(
     return computed
 
 
-def _outputs_fake(
-    kind: type[Launches],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    normalise: bool,
-    final: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _outputs_fake(kind: type[Launches], *call: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, _, v, *_, cu_seqlens, _, final = call
     # Traced code has no boundaries: `refuses` leaves such calls to upstream.
     rows, positions = v.shape[:2]
     samples = rows if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -231,20 +200,8 @@ def _outputs_fake(
     return v.new_empty(v.shape), state_of(v, q.shape[3], samples if final else 0), kept
 
 
-def _gradients_fake(
-    dy: Tensor,
-    dfinal: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    kept: Tensor,
-    normalise: bool,
-    to_initial: bool,
-) -> tuple[Tensor, ...]:
+def _gradients_fake(*call: Any) -> tuple[Tensor, ...]:
+    _, _, q, k, v, g, beta, _, cu_seqlens, _, _, to_initial = call
     samples = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dinitial = state_of(v, q.shape[3], samples if to_initial else 0)
     return (*(tensor.new_empty(tensor.shape) for tensor in (q, k, v, g, beta)), dinitial)

@@ -44,6 +44,13 @@ Tensor = torch.Tensor
 Activation = Callable[[Tensor], Tensor]
 
 _PRODUCT, _CLAMPED, _CLAMPED_AFTER, _SCALED_SIGMOID = range(4)
+#: By form, and whether all is in float32.
+_FORMULAS: dict[tuple[int, int], Callable[..., Tensor]] = {
+    (_PRODUCT, False): reference.product,
+    (_PRODUCT, True): reference.product_float32,
+    (_CLAMPED, False): reference.clamped,
+    (_CLAMPED_AFTER, False): reference.clamped_after,
+}
 _NAMES = (
     *("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu"),
     *("gelu_tanh_cubed", "gelu_tanh_factored"),
@@ -165,10 +172,8 @@ def _definition(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence
     (form, number, wide), (limit, alpha) = code, numbers
     if form == _SCALED_SIGMOID:
         return reference.scaled_sigmoid(gate, up, alpha, limit)
-    activation = FUNCTIONS[_NAMES[number]]
-    if form == _PRODUCT:
-        return (reference.product_float32 if wide else reference.product)(gate, up, activation)
-    return (reference.clamped if form == _CLAMPED else reference.clamped_after)(gate, up, activation, limit)
+    limits = () if form == _PRODUCT else (limit,)
+    return _FORMULAS[form, wide](gate, up, FUNCTIONS[_NAMES[number]], *limits)
 
 
 _product: Callable[..., Tensor] = differentiable(
@@ -210,32 +215,27 @@ def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:
     )
 
 
-def product(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """Return ``activation(gate) * up``; `refuses` has accepted the activation."""
-    if _unusual(gate, up):
-        return reference.product(gate, up, activation)
-    return _gated(gate, up, _Call((_PRODUCT, _number(activation), False), (0.0, 0.0)))
+def _computed(
+    form: int,
+    wide: bool,
+    gate: Tensor,
+    up: Tensor,
+    activation: Activation,
+    limit: float | None = None,
+) -> Tensor:
+    """Return what the formula of a form returns; `refuses` has accepted the activation."""
+    numbers = () if limit is None else (limit,)
+    if _unusual(gate, up, *numbers):
+        return _FORMULAS[form, wide](gate, up, activation, *numbers)
+    return _gated(gate, up, _Call((form, _number(activation), wide), (float(limit or 0.0), 0.0)))
 
 
-def product_float32(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """Return ``activation(gate) * up``, computed in float32, in the dtype of ``gate``."""
-    if _unusual(gate, up):
-        return reference.product_float32(gate, up, activation)
-    return _gated(gate, up, _Call((_PRODUCT, _number(activation), True), (0.0, 0.0)))
-
-
-def clamped(gate: Tensor, up: Tensor, activation: Activation, limit: float) -> Tensor:
-    """Return ``activation(gate) * up``, with ``gate`` clamped above at ``limit`` and ``up`` on both sides."""
-    if _unusual(gate, up, limit):
-        return reference.clamped(gate, up, activation, limit)
-    return _gated(gate, up, _Call((_CLAMPED, _number(activation), False), (float(limit), 0.0)))
-
-
-def clamped_after(gate: Tensor, up: Tensor, activation: Activation, limit: float) -> Tensor:
-    """Return ``activation(gate) * up``, the activation clamped above at ``limit``, ``up`` on both sides."""
-    if _unusual(gate, up, limit):
-        return reference.clamped_after(gate, up, activation, limit)
-    return _gated(gate, up, _Call((_CLAMPED_AFTER, _number(activation), False), (float(limit), 0.0)))
+#: Return ``activation(gate) * up``, the second in float32, in the dtype of ``gate``. The others take a limit:
+#: of ``gate`` from above and ``up`` on both sides, or of the activation from above and ``up`` on both sides.
+product = partial(_computed, _PRODUCT, False)
+product_float32 = partial(_computed, _PRODUCT, True)
+clamped = partial(_computed, _CLAMPED, False)
+clamped_after = partial(_computed, _CLAMPED_AFTER, False)
 
 
 def scaled_sigmoid(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:

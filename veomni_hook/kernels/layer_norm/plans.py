@@ -27,8 +27,6 @@ _Strides = tuple[int, ...]
 #: reached 58 % of a copy's bandwidth with a weight that stays, 86 % with one that is read for every row.
 #: And the most rows in flight then.
 _MOST_HELD, _FEWEST_TILES = 8192, 3
-#: Elements per program of a sum and its norm, as in the addition and RMSNorm; and columns that are wide.
-_SUM_TILE, _SUM_WIDE_TILE, _WIDE = 2048, 8192, 4096
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -172,7 +170,7 @@ def _sum_launch(
 ) -> tuple[Launch, int]:
     """Return the launcher of a sum and its norm, and the rows per program."""
     block = power(columns)
-    tile = max(block, _SUM_WIDE_TILE if columns == block >= _WIDE else _SUM_TILE)
+    tile = forward_tile(columns, of_sum=True)
     constants = columns, block, tile // block, int(dtypes[1] is not None), int(dtypes[2] is not None), keep
     return Launch(kernels.forward_of_sum, 7, *constants, num_warps=warps_of(tile)), tile // block
 

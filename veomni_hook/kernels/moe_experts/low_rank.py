@@ -205,18 +205,13 @@ def adapters_of(up: object, down: object, *, transposed: bool) -> Adapters:
 def _factors(weight: object, *, transposed: bool) -> tuple[Tensor | None, Tensor | None, float]:
     if type(weight) is not AdaptedWeight:
         return None, None, 0.0
-    left, right, scale = _joined(weight.parts)
+    left, right, scale = weight.parts[0]
+    if len(weight.parts) > 1:  # as one, whose rank is the sum of theirs
+        left = torch.cat([part.left * part.scale for part in weight.parts], dim=2)
+        right, scale = torch.cat([part.right for part in weight.parts], dim=1), 1.0
     if transposed:
         return left.transpose(1, 2), right.transpose(1, 2), scale
     return right, left, scale
-
-
-def _joined(parts: tuple[Part, ...]) -> Part:
-    """Several adapters as one, whose rank is the sum of theirs."""
-    if len(parts) == 1:
-        return parts[0]
-    left = torch.cat([part.left * part.scale for part in parts], dim=2)
-    return Part(left, torch.cat([part.right for part in parts], dim=1), 1.0)
 
 
 def padded(factors: Factors, dtype: torch.dtype, multiple: int) -> tuple[Tensor, Tensor]:

@@ -53,10 +53,9 @@ from veomni_hook.kernels.moe_experts.triton_adapters import (
     MOST_RANK,
     Adapter,
     adapter,
-    back_of,
     factor_gradients,
-    forward_of,
     kept_lows,
+    low_of,
     padded_rank,
     weighted_rows,
 )
@@ -138,7 +137,7 @@ def _first_product(
     expert = _expert(form, LAYOUTS[form.variant])
     ordered = _ordered(operands, form)
     rows = triton_products.ordered(x, routing) if ordered else x
-    low = forward_of(adapted, rows, routing, ordered=ordered)
+    low = low_of(adapted, rows, routing, ordered=ordered)
     rows, up, transposed, scales = operands_of(rows, operands.up, form, transposed=expert.transposed)
     return *triton_products.gate_up(
         rows, up, operands.up_bias, routing, expert._replace(transposed=transposed), keep=keep,
@@ -153,7 +152,7 @@ def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) 
     h, products, up_low = _first_product(
         operands, form, _rows(x, form.dtype), routing, keep=keep, adapted=of_up
     )
-    down_low = forward_of(of_down, h, routing, ordered=True)
+    down_low = low_of(of_down, h, routing, ordered=True)
     h, down, transposed, scales = operands_of(h, down, form, transposed=LAYOUTS[form.variant].transposed)
     y = triton_products.down(h, down, down_bias, routing, transposed=transposed, low=down_low, scales=scales)
     del h, down, scales
@@ -196,7 +195,7 @@ def _kept(
     routing = route(index, num_experts, block)
     h, products, up_low = _first_product(operands, form, rows, routing, keep=True, adapted=of_up)
     assert products is not None  # noqa: S101 - it was told to keep them
-    return products, routing, up_low, forward_of(of_down, h, routing, ordered=True)
+    return products, routing, up_low, low_of(of_down, h, routing, ordered=True)
 
 
 def _backward(
@@ -217,7 +216,7 @@ def _backward(
     products, routing, up_low, down_low = _kept(operands, rows, kept, of_up, of_down, form)
     ordered = _ordered(operands, form)
     grad_rows = triton_products.ordered(grad, routing) if ordered else grad
-    down_back = back_of(of_down, grad_rows, routing, ordered=ordered)
+    down_back = low_of(of_down, grad_rows, routing, ordered=ordered, back=True)
     # What gradients are products of: tensors, or in float8 casts of them.
     of_grad: Any = grad_rows
     of_x: Any = rows
@@ -253,7 +252,7 @@ def _backward(
     if needed.down_bias and down_bias is not None:
         dtype = down_bias.dtype
         to_down_bias = triton_sums.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
-    up_back = back_of(of_up, dz, routing, ordered=True)
+    up_back = low_of(of_up, dz, routing, ordered=True, back=True)
     if needed.hidden_states:
         to_x = _input_gradient(of_dz, up, routing, form, x.dtype, up_back, room)
         del of_dz

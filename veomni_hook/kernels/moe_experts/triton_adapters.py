@@ -1,7 +1,7 @@
 """Low-rank adapters of experts' products in Triton: the building blocks, as plain functions.
 
 `triton` has the formulas. A product's kernel adds the adapter after its own sum, so that the adapter makes no
-pass of its own over the product's result; what it reads of a product's input, `low_rows` makes first.
+pass of its own over the product's result; what it reads of a product's input, `low_of` makes first.
 Shapes: the rank is padded to `padded_rank`. Mutates: nothing.
 """
 
@@ -23,10 +23,9 @@ __all__ = [
     "MOST_RANK",
     "Adapter",
     "adapter",
-    "back_of",
     "factor_gradients",
-    "forward_of",
     "kept_lows",
+    "low_of",
     "padded_rank",
     "weighted_rows",
 ]
@@ -49,7 +48,7 @@ class Adapter(NamedTuple):
     Attributes:
         into: ``[E, RANK, in]``, contiguous.
         out: ``[E, out, RANK]``, contiguous.
-        scale: its factor, which `forward_of` and `back_of` multiply with.
+        scale: its factor, which `low_of` multiplies with.
         rank: before padding.
         dtypes: of the factors as they were given.
     """
@@ -70,46 +69,39 @@ def adapter(factors: Factors | None, dtype: torch.dtype) -> Adapter | None:
     return Adapter(*copies, factors.scale, rank, (factors.into.dtype, factors.out.dtype))
 
 
-def forward_of(adapted: Adapter | None, x: Tensor, routing: Routing, *, ordered: bool) -> Low | None:
-    """Return what a product of ``x`` [tokens, in], or [rows, in] if ``ordered``, adds to its result."""
+def low_of(
+    adapted: Adapter | None, x: Tensor, routing: Routing, *, ordered: bool, back: bool = False
+) -> Low | None:
+    """Return what a product of ``x`` [tokens, in], or [rows, in] if ``ordered``, adds to its result.
+
+    ``back``: ``x`` is a gradient of results, and the result the gradient of the product's input.
+    """
     if adapted is None:
         return None
-    return Low(_low_rows(x, adapted.into, adapted.scale, routing, ordered=ordered), adapted.out, turned=False)
-
-
-def back_of(adapted: Adapter | None, dy: Tensor, routing: Routing, *, ordered: bool) -> Low | None:
-    """Return what a product of a gradient ``dy`` of results adds to the gradient of its input."""
-    if adapted is None:
-        return None
-    low = _low_rows(dy, adapted.out.transpose(1, 2), adapted.scale, routing, ordered=ordered)
-    return Low(low, adapted.into, turned=True)
+    matrix, behind = (adapted.out.transpose(1, 2), adapted.into) if back else (adapted.into, adapted.out)
+    rank, inner = matrix.shape[1:]
+    # The scale times the rows of x times their expert's matrix [E, RANK, in].
+    rows = torch.empty(routing.num_rows, rank, dtype=x.dtype, device=x.device)
+    if rows.numel() and routing.num_experts:
+        narrow = x.element_size() == 4
+        tile = Tile(routing.block, min(rank, 128), 32 if narrow else 64, 4, 2 if narrow else 4, programs=0)
+        adapter_device.low_rows[grid(x, tile, routing.max_tiles * (rank // tile.columns))](
+            x, matrix, rows, routing.tokens, routing.tiles, routing.max_tiles, inner,
+            x.stride(0), *matrix.stride(), float(adapted.scale),
+            tile.rows, tile.depth, tile.stages, rank, ordered, inner % tile.depth == 0, num_warps=tile.warps,
+        )  # fmt: skip
+    return Low(rows, behind, turned=back)
 
 
 def kept_lows(
     of_up: Adapter | None, of_down: Adapter | None, rows: Sequence[Tensor | None]
 ) -> tuple[Low | None, Low | None]:
-    """Return what `forward_of` returned for both products, from the rows that were kept, if any."""
+    """Return what `low_of` returned for both products of the forward, from rows that were kept, if any."""
     up, down = rows or (None, None)
     return (
         None if of_up is None or up is None else Low(up, of_up.out, turned=False),
         None if of_down is None or down is None else Low(down, of_down.out, turned=False),
     )
-
-
-def _low_rows(x: Tensor, matrix: Tensor, scale: float, routing: Routing, *, ordered: bool) -> Tensor:
-    """Return ``scale`` times the rows of x times their expert's ``matrix`` [E, RANK, in]: [rows, RANK]."""
-    rank, inner = matrix.shape[1:]
-    low = torch.empty(routing.num_rows, rank, dtype=x.dtype, device=x.device)
-    if low.numel() == 0 or routing.num_experts == 0:
-        return low
-    narrow = x.element_size() == 4
-    tile = Tile(routing.block, min(rank, 128), 32 if narrow else 64, 4, 2 if narrow else 4, programs=0)
-    adapter_device.low_rows[grid(x, tile, routing.max_tiles * (rank // tile.columns))](
-        x, matrix, low, routing.tokens, routing.tiles, routing.max_tiles, inner,
-        x.stride(0), *matrix.stride(), float(scale),
-        tile.rows, tile.depth, tile.stages, rank, ordered, inner % tile.depth == 0, num_warps=tile.warps,
-    )  # fmt: skip
-    return low
 
 
 def weighted_rows(low: Low | None, routing: Routing, weights: Tensor) -> Low | None:

@@ -217,7 +217,6 @@ def down(
     weights: Tensor | None = None,
     *,
     transposed: bool = False,
-    tile: Tile | None = None,
     low: Low | None = None,
     scales: Scales | None = None,
 ) -> Tensor:
@@ -225,7 +224,9 @@ def down(
 
     ``weights`` [tokens, top_k], of any float dtype, are applied before the only rounding.
     """
-    return _rows_product("down", h, weight, bias, routing, weights, transposed, tile, low, scales)
+    return _rows_product(
+        "down", h, weight, routing, bias=bias, weights=weights, transposed=transposed, low=low, scales=scales
+    )
 
 
 def input_gradient(
@@ -234,7 +235,6 @@ def input_gradient(
     routing: Routing,
     *,
     transposed: bool = False,
-    tile: Tile | None = None,
     low: Low | None = None,
     scales: Scales | None = None,
     room: Tensor | None = None,
@@ -243,9 +243,9 @@ def input_gradient(
 
     ``room``: see `within`.
     """
-    piece = "input_gradient"
+    transposed = not transposed
     return _rows_product(
-        piece, gradients, weight, None, routing, None, not transposed, tile, low, scales, room=room
+        "input_gradient", gradients, weight, routing, transposed=transposed, low=low, scales=scales, room=room
     )
 
 
@@ -256,27 +256,26 @@ def h_gradient(
 
     ``dout`` is [tokens, H], contiguous, and ``weight`` [E, I, H].
     """
-    return _rows_product("down", dout, weight, None, routing, None, False, None, low, scales, gathered=True)
+    return _rows_product("down", dout, weight, routing, low=low, scales=scales, gathered=True)
 
 
 def _rows_product(
     piece: str,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     routing: Routing,
-    weights: Tensor | None,
-    transposed: bool,
-    tile: Tile | None,
-    low: Low | None,
-    scales: Scales | None,
     *,
+    bias: Tensor | None = None,
+    weights: Tensor | None = None,
+    transposed: bool = False,
+    low: Low | None = None,
+    scales: Scales | None = None,
     gathered: bool = False,
     room: Tensor | None = None,
 ) -> Tensor:
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
-    tile = tile or triton_tiles.product_tile(piece, routing.block, x)
+    tile = triton_tiles.product_tile(piece, routing.block, x)
     dtype = x.dtype if scales is None else scales.dtype
     y = within(room, x, (routing.num_rows, columns), dtype)
     if y.numel() == 0 or routing.num_experts == 0:

@@ -15,10 +15,11 @@ from functools import partial
 
 import torch
 
+from veomni_hook.kernels.moe_router import reference
 from veomni_hook.kernels.moe_router.reference import read
 from veomni_hook.kernels.moe_router.variants import LAYOUTS
 
-__all__ = ["of", "scored", "softmax_topk", "topk_softmax"]
+__all__ = ["formula", "of", "scored", "softmax_topk", "topk_softmax"]
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 
@@ -50,3 +51,10 @@ def of(variant: str) -> Callable[..., Routing]:
     if variant in LAYOUTS:
         return partial(scored, variant)
     return softmax_topk if variant == "softmax_topk" else topk_softmax
+
+
+def formula(variant: str, indices: torch.Tensor | None, *operands: object) -> Routing:
+    """Compute a variant in plain torch, for given experts if there are ``indices``."""
+    if indices is not None:
+        return of(variant)(*operands, indices=indices)
+    return reference.of(variant)(*operands)

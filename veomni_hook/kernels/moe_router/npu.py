@@ -14,12 +14,14 @@ computes their weights (`veomni_hook.kernels.moe_router.given`), which may diffe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.moe_router import given, operand_checks, reference
+from veomni_hook.kernels.moe_router import given, operand_checks
 from veomni_hook.kernels.moe_router.operand_checks import is_count
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
@@ -82,19 +84,15 @@ def softmax_topk(
     indices: Tensor | None = None,
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
-    if indices is not None:
-        return given.softmax_topk(router_logits, top_k, normalise, indices)
-    if not _fits(router_logits, top_k):
-        return reference.softmax_topk(router_logits, top_k, normalise)
+    if indices is not None or not _fits(router_logits, top_k):
+        return given.formula("softmax_topk", indices, router_logits, top_k, normalise)
     return _route(router_logits, top_k, bool(normalise))
 
 
 def topk_softmax(router_logits: Tensor, top_k: int, indices: Tensor | None = None) -> Routing:
     """Return the softmax over the ``top_k`` largest logits, in their dtype."""
-    if indices is not None:
-        return given.topk_softmax(router_logits, top_k, indices)
-    if not _fits(router_logits, top_k):
-        return reference.topk_softmax(router_logits, top_k)
+    if indices is not None or not _fits(router_logits, top_k):
+        return given.formula("topk_softmax", indices, router_logits, top_k)
     weights, indices = _route(router_logits, top_k, True)
     return weights.to(router_logits.dtype), indices
 
@@ -108,11 +106,12 @@ def _fits(router_logits: Tensor, top_k: object) -> bool:
     return is_count(top_k, min(_MOST_TOP_K, router_logits.shape[1])) and router_logits.shape[0] > 0
 
 
-def refuses(owner: object, router_logits: Tensor, *others: object) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    return operand_checks.refuses(owner, router_logits, *others) or ascend.unfit(router_logits)
+def _refused(
+    rule: Callable[..., str | None], owner: object, router_logits: Tensor, *others: object
+) -> str | None:
+    """Return why this call must run the upstream code, or None; ``rule``: of every kernel."""
+    return rule(owner, router_logits, *others) or ascend.unfit(router_logits)
 
 
-def refuses_in_autocast(owner: object, router_logits: Tensor, *others: object) -> str | None:
-    """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
-    return operand_checks.refuses_in_autocast(owner, router_logits, *others) or ascend.unfit(router_logits)
+refuses = partial(_refused, operand_checks.refuses)
+refuses_in_autocast = partial(_refused, operand_checks.refuses_in_autocast)

@@ -225,7 +225,7 @@ def softmax_topk(
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
     if not _fits(router_logits, top_k):
-        return _formula("softmax_topk", indices, router_logits, top_k, normalise)
+        return given.formula("softmax_topk", indices, router_logits, top_k, normalise)
     form = _Form(SOFTMAX, router_logits.shape[1], top_k, bool(normalise), given=indices is not None)
     return _route(router_logits, None, indices, form, (0.0, 0.0), torch.float32)
 
@@ -233,7 +233,7 @@ def softmax_topk(
 def topk_softmax(router_logits: torch.Tensor, top_k: int, indices: torch.Tensor | None = None) -> Routing:
     """Return the softmax over the ``top_k`` largest logits, in their dtype."""
     if not _fits(router_logits, top_k):
-        return _formula("topk_softmax", indices, router_logits, top_k)
+        return given.formula("topk_softmax", indices, router_logits, top_k)
     form = _Form(SOFTMAX, router_logits.shape[1], top_k, True, given=indices is not None)
     return _route(router_logits, None, indices, form, (0.0, 0.0), router_logits.dtype)
 
@@ -254,7 +254,7 @@ def _scored(variant: str, *operands: Any, indices: torch.Tensor | None = None) -
         # If all groups are selected, grouping has no effect.
         groups = known if known is not None and call.num_group != call.topk_group else groups
     if not fits or kind is None:
-        return _formula(variant, indices, *operands)
+        return given.formula(variant, indices, *operands)
     form = _Form(kind, x.shape[1], top_k, bool(call.normalise), groups, indices is not None)
     numbers = float(call.epsilon), float(call.fill)
     return _route(x, bias.detach(), indices, form, numbers, x.dtype)
@@ -268,13 +268,6 @@ def _groups(num_experts: int, num_group: int, topk_group: int) -> tuple[int, int
     if members * num_group != num_experts or power(members) * power(num_group) > _MOST_PLACES:
         return None
     return (num_group, topk_group) if is_count(topk_group, num_group) else None
-
-
-def _formula(variant: str, indices: torch.Tensor | None, *operands: Any) -> Routing:
-    """Compute in plain torch what no program can."""
-    if indices is not None:
-        return given.of(variant)(*operands, indices=indices)
-    return reference.of(variant)(*operands)
 
 
 def _route(*call: Any) -> Routing:
@@ -294,19 +287,15 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
     )
 
 
-def refuses(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    return (
-        operand_checks.refuses(owner, router_logits, *others)
-        or untraceable()
-        or _beyond(router_logits, others)
-    )
+def _refused(
+    rule: Callable[..., str | None], owner: object, router_logits: torch.Tensor, *others: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None; ``rule``: of every kernel."""
+    return rule(owner, router_logits, *others) or untraceable() or _beyond(router_logits, others)
 
 
-def refuses_in_autocast(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
-    """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
-    reason = operand_checks.refuses_in_autocast(owner, router_logits, *others)
-    return reason or untraceable() or _beyond(router_logits, others)
+refuses = partial(_refused, operand_checks.refuses)
+refuses_in_autocast = partial(_refused, operand_checks.refuses_in_autocast)
 
 
 def _beyond(router_logits: torch.Tensor, others: tuple[Any, ...]) -> str | None:

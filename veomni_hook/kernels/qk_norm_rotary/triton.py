@@ -320,10 +320,8 @@ def _ready(
     return plan, form
 
 
-@cache
-def kernel(variant: str) -> _Kernel:
-    """Return the kernel of a variant."""
-    return _Kernel(variant)
+#: Returns the kernel of a variant.
+kernel = cache(_Kernel)
 
 
 def refuses(owner: object, *operands: Any) -> str | None:

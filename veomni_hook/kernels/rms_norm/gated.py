@@ -10,7 +10,7 @@ Batch-invariant, as `veomni_hook.kernels.rms_norm.triton`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -203,13 +203,13 @@ def _rms_norm_gated_backward(
         (form, groups), to_weight=to_weight, large=rows >= LARGE,
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
-    partial = torch.empty((programs, shape[-1]), dtype=torch.float32, device=device) if to_weight else scale
+    parts = torch.empty((programs, shape[-1]), dtype=torch.float32, device=device) if to_weight else scale
     launch(
-        (programs, groups, 1), x, gate, weight, scale, dy, dx, dgate if gated else dx, partial,
+        (programs, groups, 1), x, gate, weight, scale, dy, dx, dgate if gated else dx, parts,
         rows, *x_rows, *gate_rows, *dy_rows,
     )  # fmt: skip
     if to_weight:
-        return dx, dgate, summed(partial, weight.dtype)
+        return dx, dgate, summed(parts, weight.dtype)
     return dx, dgate, torch.empty(0, dtype=weight.dtype, device=device)
 
 
@@ -263,26 +263,21 @@ def one_plus_weight_grouped(
     return _norm(hidden_states, None, weight, eps, "grouped", _groups(hidden_states, group_size))
 
 
-def cast_before_weight_gated(
+def _gate_after(
+    form: str,
     hidden_states: torch.Tensor,
     gate: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``; ``xhat`` is rounded first."""
-    return _norm(hidden_states, gate, weight, eps, f"rounded, {name_of(activation)}", 1)
+    return _norm(hidden_states, gate, weight, eps, f"{form}{name_of(activation)}", 1)
 
 
-def weight_before_cast_gated(
-    hidden_states: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    activation: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``, in float32 until the end."""
-    return _norm(hidden_states, gate, weight, eps, name_of(activation), 1)
+#: Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``: with ``xhat`` rounded first, or in
+#: float32 until the end.
+cast_before_weight_gated = partial(_gate_after, "rounded, ")
+weight_before_cast_gated = partial(_gate_after, "")
 
 
 def gate_before_norm(

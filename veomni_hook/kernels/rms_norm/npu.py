@@ -198,23 +198,19 @@ def refuses_unweighted(owner: object, hidden_states: Tensor, eps: float) -> str 
     return None if hidden_states.ndim else "the input has no dimension"
 
 
-def refuses_gate_after(
-    owner: object, hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: object
+def refuses_gate_before(
+    owner: object, hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float, *_: object
 ) -> str | None:
     """Return why this call must run the upstream code, or None; any activation is supported."""
-    return refuses_gate_before(owner, hidden_states, gate, weight, eps)
-
-
-def refuses_gate_before(
-    owner: object, hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float
-) -> str | None:
-    """Return why this call must run the upstream code, or None."""
     reason = refuses(owner, hidden_states, weight, eps)
     if reason is not None or gate is None:
         return reason
     if gate.shape != hidden_states.shape:
         return "the gate and the input have different shapes"
     return ascend.unfit(hidden_states, gate)
+
+
+refuses_gate_after = refuses_gate_before
 
 
 def refuses_grouped(owner: object, hidden_states: Tensor, *operands: Any) -> str | None:

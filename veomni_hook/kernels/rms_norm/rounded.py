@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -109,11 +109,10 @@ def without_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) 
     return _norm(hidden_states, weight, eps, _EVERY_STEP)
 
 
-def unweighted_rounded_scale(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return ``x * scale``, both in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, eps, _SCALED)
+def _unweighted(kind: int, hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+    return _norm(hidden_states, None, eps, kind)
 
 
-def inverse_rms(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return the scale ``[..., 1]`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, eps, _SCALE_ALONE)
+#: Return ``x * scale``, or the scale ``[..., 1]``, in the dtype of ``hidden_states`` ``[..., hidden]``.
+unweighted_rounded_scale = partial(_unweighted, _SCALED)
+inverse_rms = partial(_unweighted, _SCALE_ALONE)

@@ -62,7 +62,7 @@ _SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
 _A_WARPS_ELEMENTS = 1024
 #: Elements per program: the best sizes tried on an H200 at each width, within 2 % of the bandwidth; the hint
 #: evict_first cost 4 %. Wide rows of a power of 2 are processed four or two at a time, others one at a time.
-_FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192
+_FORWARD_TILE, _FORWARD_WIDE_TILE, _SUM_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192, 8192
 _WIDE = 4096
 
 
@@ -132,10 +132,14 @@ def wide(columns: int, size: int, *, fetched: bool) -> Wide | None:
     return Wide(block, cdiv(columns, block), warps, lines)
 
 
-def forward_tile(columns: int) -> int:
-    """The elements of a forward program: one row or several, each in a block of a power of two."""
+def forward_tile(columns: int, *, of_sum: bool = False) -> int:
+    """The elements of a forward program: one row or several, each in a block of a power of two.
+
+    ``of_sum``: the rows are those of two addends.
+    """
     block = power(columns)
-    return max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
+    wide_tile = _SUM_WIDE_TILE if of_sum else _FORWARD_WIDE_TILE
+    return max(block, wide_tile if columns == block >= _WIDE else _FORWARD_TILE)
 
 
 def backward_tile(columns: int) -> int:
@@ -165,7 +169,7 @@ def summed(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The sum of the rows of ``partial`` ``[programs, columns]``, float32, in ``dtype``: one kernel."""
     programs, columns = partial.shape
     total = torch.empty(columns, dtype=dtype, device=partial.device)
-    grid = (cdiv(columns, _SUMMED_COLUMNS), 1, 1)
+    grid = (-(-columns // _SUMMED_COLUMNS), 1, 1)
     _sum_launch(partial.device, dtype, columns)(grid, partial, total, programs)
     return total
 

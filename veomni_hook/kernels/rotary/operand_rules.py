@@ -49,14 +49,9 @@ class _Reach(NamedTuple):
     whole: bool = True
 
 
-def _both(reach: _Reach, owner: object, *operands: Any) -> str | None:
-    q, k, cos, sin, place, _ = operands
-    return _unfit(cos, sin, q, k) or _misplaced(reach, cos.shape, place, q, k)
-
-
-def _one(reach: _Reach, owner: object, *operands: Any) -> str | None:
-    x, cos, sin, place, _ = operands
-    return _unfit(cos, sin, x) or _misplaced(reach, cos.shape, place, x)
+def _placed(reach: _Reach, owner: object, *operands: Any) -> str | None:
+    *xs, cos, sin, place, _ = operands
+    return _unfit(cos, sin, *xs) or _misplaced(reach, cos.shape, place, *xs)
 
 
 def _broadcast(reach: _Reach, owner: object, *operands: Any) -> str | None:
@@ -72,7 +67,8 @@ def _broadcast(reach: _Reach, owner: object, *operands: Any) -> str | None:
 
 def _optional_key(reach: _Reach, owner: object, *operands: Any) -> str | None:
     q, k, *others = operands
-    return _one(reach, owner, q, *others) if k is None else _both(reach, owner, q, k, *others)
+    xs = (q,) if k is None else (q, k)
+    return _placed(reach, owner, *xs, *others)
 
 
 def _key_last(reach: _Reach, owner: object, *operands: Any) -> str | None:
@@ -81,18 +77,18 @@ def _key_last(reach: _Reach, owner: object, *operands: Any) -> str | None:
 
 
 def _complex(reach: _Reach, owner: object, *operands: Any) -> str | None:
-    """`_both` with cos and sin as one complex table."""
+    """`_placed` with cos and sin as one complex table."""
     q, k, freqs, place, _ = operands
     reason = not_plain(freqs)
     if reason is not None:
         return reason
     if freqs.dtype is not torch.complex64:
         return f"cos and sin have dtype {freqs.dtype}, not complex64"
-    return _both(reach, owner, q, k, freqs.real, freqs.imag, place, None)
+    return _placed(reach, owner, q, k, freqs.real, freqs.imag, place, None)
 
 
 def _gathered(reach: _Reach, owner: object, *operands: Any) -> str | None:
-    """`_both` with tables ``[positions, head_dim]`` and row indices."""
+    """`_placed` with tables ``[positions, head_dim]`` and row indices."""
     q, k, cos, sin, position_ids, place, _ = operands
     reason = _unfit(cos, sin, q, k) or not_plain(position_ids)
     if reason is not None:
@@ -103,9 +99,9 @@ def _gathered(reach: _Reach, owner: object, *operands: Any) -> str | None:
 
 
 _RULES: Mapping[str, Callable[..., str | None]] = {
-    "both": _both,
-    "one": _one,
-    "one_heads_last": _one,
+    "both": _placed,
+    "one": _placed,
+    "one_heads_last": _placed,
     "both_broadcast": _broadcast,
     "one_broadcast": _broadcast,
     "complex": _complex,

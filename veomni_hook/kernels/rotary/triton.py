@@ -30,6 +30,7 @@ from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 Tensor = torch.Tensor
 
@@ -42,22 +43,24 @@ _TILE, _A_WARPS_ELEMENTS = 2048, 512
 _HEADS, _HEADS_CROSSED = 32, 8
 
 
-class _Steps(NamedTuple):
-    """The device code's parameters for a form at given dtypes, in one direction.
+class _Way(NamedTuple):
+    """One direction of a rotation, as passed to the operator.
 
     Attributes:
-        code: as numbers: pairs_in, pairs_out, table, inverse rotation, the members' sin columns swapped.
+        code: as numbers: the heads dimension; the numbers of rotated columns and of columns before them;
+            whether positions of the result are further apart than heads; and the form's steps: pairs_in,
+            pairs_out, table, inverse rotation, the members' sin columns swapped.
         middle: the dtype to which products and their sum are rounded.
         out: the dtype of the result.
     """
 
-    code: tuple[int, ...]
+    code: list[int]
     middle: torch.dtype
     out: torch.dtype
 
 
-def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Steps, _Steps]:
-    """Steps that rotate ``x`` by ``cos`` and ``sin`` of dtype ``table``, and that rotate the gradient back.
+def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Way, _Way]:
+    """Return how ``x`` rotates by ``cos`` and ``sin`` of dtype ``table``, and its gradient: the form's steps.
 
     A gradient rotates in the other direction, ``dx1 = dy1*cos1 + dy2*sin2, dx2 = dy2*cos2 - dy1*sin1``, from
     the positions of results to those of inputs.
@@ -65,23 +68,11 @@ def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Steps, _Ste
     compute = torch.float32 if form.wide else torch.promote_types(x, table)
     there = (form.pairs_in, form.pairs_out, form.table, form.backwards, False)
     back = (form.pairs_out, form.pairs_in, form.table, not form.backwards, True)
-    forward = _Steps((*map(int, there),), compute, x if form.cast else compute)
-    return forward, _Steps((*map(int, back),), compute if form.together else x, x)
+    forward = _Way([*map(int, there)], compute, x if form.cast else compute)
+    return forward, _Way([*map(int, back)], compute if form.together else x, x)
 
 
 _STEPS = {(form, x, table): _steps(form, x, table) for form in _FORMS for x in TL for table in TL}
-
-
-class _Way(NamedTuple):
-    """One direction of a rotation, as passed to the operator.
-
-    ``code``: the heads dimension; the numbers of rotated columns and of columns before them; whether
-    positions of the result are further apart than heads; `_Steps.code`.
-    """
-
-    code: list[int]
-    middle: torch.dtype
-    out: torch.dtype
 
 
 class _Plan(NamedTuple):
@@ -123,10 +114,6 @@ def _strides(strides: tuple[int, ...], heads_at: int) -> tuple[int, int, int]:
     return strides[0] if len(strides) == 4 else 0, of_positions, strides[heads_at]
 
 
-def _readable(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
     """Allocate a result with the shape of ``x``, with positions or heads as the outer dimension."""
     *batch, before, after, width = x.shape
@@ -147,10 +134,10 @@ def _results(
 def _rotary(
     cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
 ) -> list[Tensor]:
-    cos, sin = _readable(cos), _readable(sin)
+    cos, sin = dense_rows(cos), dense_rows(sin)
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    inputs, results = [_readable(x) for x in xs], _results(cos, sin, xs, code, middle, out)
+    inputs, results = [dense_rows(x) for x in xs], _results(cos, sin, xs, code, middle, out)
     for first in range(0, len(inputs), 2):
         _launch(cos, sin, inputs[first : first + 2], results[first : first + 2], code, middle)
     return results

@@ -76,9 +76,9 @@ class Selection:
         return self
 
 
-def system_of(device: str, known: Registry = registry) -> System:
+def system_of(device: str) -> System:
     """Return this machine as a `System` for tensors of the torch device type ``device``."""
-    return System.detect(device, known.distributions())
+    return System.detect(device, registry.distributions())
 
 
 def select(op: str, variant: str, choice: Choice, system: System, known: Registry = registry) -> Selection:
@@ -91,19 +91,15 @@ def select(op: str, variant: str, choice: Choice, system: System, known: Registr
     failure = remedy = None
     if not accepted and wanted not in (AUTO, EAGER):
         failure, remedy = _failure(op, variant, wanted, kernels, system, invariant=choice.invariant)
-    reason = excluded(op, variant, choice, known)
-    decisions.append(_upstream(reason, accepted, failure, automatic=wanted == AUTO))
-    return Selection(op, variant, wanted, accepted, tuple(decisions), system, failure, remedy or "")
-
-
-def _upstream(
-    reason: str | None, accepted: tuple[Kernel, ...], failure: str | None, *, automatic: bool
-) -> Decision:
+    # The last decision is that about the upstream code.
     if failure is not None:
-        return Decision(EAGER, accepted=False, reason=f"a call raises an error: {failure}")
-    if accepted:
-        return Decision(EAGER, accepted=automatic, reason="the fallback")
-    return Decision(EAGER, accepted=True, reason=reason or "no kernel can run here")
+        decisions.append(Decision(EAGER, accepted=False, reason=f"a call raises an error: {failure}"))
+    elif accepted:
+        decisions.append(Decision(EAGER, accepted=wanted == AUTO, reason="the fallback"))
+    else:
+        reason = excluded(op, variant, choice, known) or "no kernel can run here"
+        decisions.append(Decision(EAGER, accepted=True, reason=reason))
+    return Selection(op, variant, wanted, accepted, tuple(decisions), system, failure, remedy or "")
 
 
 def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) -> str | None:

@@ -13,11 +13,13 @@ from functools import cache
 
 from veomni_hook.accelerator import is_rocm, torch_version
 from veomni_hook.errors import KernelError
+from veomni_hook.releases import installed
 
 __all__ = ["System"]
 
 _CUDA = re.compile(r"sm(\d+)(\d)")
 _NAME = re.compile(r"[\w.-]*")
+_installed = cache(installed)
 
 
 @dataclass(frozen=True)
@@ -114,13 +116,3 @@ def _name(requirement: str) -> str:
     """Return the name of the distribution in a requirement."""
     match = _NAME.match(requirement)
     return match[0] if match else requirement
-
-
-@cache
-def _installed(distribution: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-__all__ = ["home_of", "name_of", "underlying", "written_in"]
+__all__ = ["home_of", "name_of", "names_in", "underlying", "written_in"]
 
 
 def written_in(function: Any) -> tuple[str, str]:
@@ -43,3 +43,12 @@ def underlying(function: object) -> Any:
     while isinstance(function, (MethodType, partial, staticmethod, classmethod)):
         function = function.func if isinstance(function, partial) else function.__func__
     return function
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return the globals and attributes that a function's code names, including nested functions."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= names_in(constant)
+    return names

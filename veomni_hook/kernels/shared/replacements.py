@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from veomni_hook.kernels.shared.hub_functions import running
-from veomni_hook.kernels.shared.origin import underlying, written_in
+from veomni_hook.kernels.shared.origin import names_in, underlying, written_in
 
 __all__ = ["reached_upstream"]
 
@@ -73,12 +73,7 @@ def _named(function: FunctionType) -> Iterator[Any]:
     """Yield what a function's code may call: defaults, what it closes over, globals, what modules hold."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     yield from (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
-    codes: list[CodeType] = [function.__code__]
-    names: set[str] = set()
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += (inner for inner in code.co_consts if isinstance(inner, CodeType))
+    names = names_in(function.__code__)
     for name in names:
         value = function.__globals__.get(name)
         yield value

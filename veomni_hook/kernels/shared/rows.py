@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Rows", "contiguous_strides", "readable", "rows_at", "rows_of"]
+__all__ = ["Rows", "contiguous_strides", "dense_rows", "readable", "rows_at", "rows_of"]
 
 
 class Rows(NamedTuple):
@@ -70,6 +70,11 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         step *= size
     return bool(shape)
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x``, or a contiguous copy if the elements of a row are no neighbours."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def readable(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:

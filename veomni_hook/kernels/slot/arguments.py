@@ -16,7 +16,7 @@ from typing import Any
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 
-__all__ = ["binder", "binder_for", "operand_names"]
+__all__ = ["binder", "operand_names"]
 
 _RENAMED = re.compile(r"(\w+)\s*->\s*(\w+)")
 
@@ -72,11 +72,6 @@ def binder(parameters: str, operands: Mapping[str, object]) -> Callable[..., tup
     code = compile(ast.fix_missing_locations(ast.Expression(body)), f"<operands: {text}>", "eval")
     # The expression is a lambda that contains only names and literals, checked above.
     return eval(code, constants)  # type: ignore[no-any-return]
-
-
-def binder_for(op: str, variant: str, parameters: str) -> Callable[..., tuple[Any, ...]]:
-    """Return the `binder` for the operands of ``op``/``variant``."""
-    return binder(parameters, operand_names(op, variant))
 
 
 def _signature(text: str, parameters: str) -> ast.arguments:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from veomni_hook.kernels.shared.traced_frame import frames, origin_of
 
@@ -21,13 +21,6 @@ __all__ = ["Text"]
 _BETWEEN = ("torch", __name__.partition(".")[0])
 #: Functions that execute a module when it is imported: of loaders, and the one that importlib's own call.
 _IMPORTING = ("exec_module", "_call_with_frames_removed")
-
-
-class _Asking(NamedTuple):
-    """The code that asks, and its globals."""
-
-    code: CodeType
-    scope: Mapping[str, Any]
 
 
 class Text:
@@ -67,19 +60,20 @@ class Text:
         asking: FrameType | None = frame
         while asking is not None and _is_between(asking.f_globals):
             asking = asking.f_back
-        return self._unlike(None if asking is None else _Asking(asking.f_code, asking.f_globals))
+        return self._unlike(None if asking is None else (asking.f_code, asking.f_globals))
 
     def edited_traced(self) -> str | None:
         """Do the same as `edited` for the code that dynamo is tracing."""
-        outside = (_Asking(*frame) for frame in frames() if not _is_between(frame[1]))
+        outside = ((code, scope) for code, scope in frames() if not _is_between(scope))
         return self._unlike(next(outside, None))
 
-    def _unlike(self, asking: _Asking | None) -> str | None:
+    def _unlike(self, asking: tuple[CodeType, Mapping[str, Any]] | None) -> str | None:
         if asking is None:
             return "it is unknown which function asks"
-        if self.holds(origin_of(asking.code), asking.scope):
+        code, scope = asking
+        if self.holds(origin_of(code), scope):
             return None
-        code, home = asking.code, asking.scope.get("__name__", "?")
+        home = scope.get("__name__", "?")
         return (
             f"the function that asks is an edited copy of the patched code: {home}.{code.co_qualname}"
             f" ({code.co_filename}, line {code.co_firstlineno})"

@@ -152,7 +152,10 @@ class Compiled:
         if not self._look_up(wanted, device, asked):
             self.left(owner, f"{wanted} has no kernel that torch.compile can trace on {device}", operands)
             return None
-        if why := self.edited() or self._bypassing(owner, operands):
+        why = self.edited() or self._intercepting()
+        if not why and self._skipped.changed_traced(self._named(type(owner)), owner, operands):
+            why = _REPLACED
+        if why:  # a kernel would compute past it
             self._note(wanted, "", "", why)
             self.left(owner, why, operands)
             return None
@@ -181,13 +184,6 @@ class Compiled:
             self.left(owner, why)
             return False
         return True
-
-    def _bypassing(self, owner: object, operands: tuple[object, ...]) -> str:
-        """Return what a kernel would compute past; empty if nothing."""
-        if (intercepting := self._intercepting()) is not None:
-            return intercepting
-        changed = self._skipped.changed_traced(self._named(type(owner)), owner, operands)
-        return _REPLACED if changed else ""
 
     def left(self, owner: object, reason: str, operands: tuple[object, ...] = ()) -> None:
         """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""

@@ -28,7 +28,7 @@ from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
-from veomni_hook.kernels.slot.arguments import binder_for
+from veomni_hook.kernels.slot.arguments import binder, operand_names
 from veomni_hook.kernels.slot.asking import Text
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
@@ -404,7 +404,7 @@ class Slot:
 
     def _binder(self) -> Callable[..., tuple[Any, ...]]:
         if self._bind is None:
-            self._bind = binder_for(self.op, self.variant, self.parameters)
+            self._bind = binder(self.parameters, operand_names(self.op, self.variant))
         return self._bind
 
 
