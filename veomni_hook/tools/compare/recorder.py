@@ -123,7 +123,9 @@ class Recorder:
             if parameter is not None:
                 self._device = self._device or parameter.device.type
                 self._first_call = Moment(self._device)
-                self._low_precision = _autocast(self._device) or str(parameter.dtype).removeprefix("torch.")
+                autocast = torch.is_autocast_enabled(self._device)
+                dtype = torch.get_autocast_dtype(self._device) if autocast else parameter.dtype
+                self._low_precision = str(dtype).removeprefix("torch.")
 
     def note_step(self, optimizer: Optimizer) -> int:
         """Record a step of an optimizer; return how many of its steps count.
@@ -269,12 +271,6 @@ def rank_and_world() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _autocast(device: str) -> str:
-    if not torch.is_autocast_enabled(device):
-        return ""
-    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
 def _precision(seen: str) -> str:

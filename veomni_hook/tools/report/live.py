@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +53,9 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
         package = name.partition(".")[0]
         said = _NOT_OURS if own else f"Upstream's code runs unchanged: {reason}."
         return unpatched(name, label, f"{package} {installed(package) or ''}".rstrip(), said)
-    original = _upstream(outcome.origin)
+    original = None
+    with suppress(OSError):  # the file is gone
+        original = decode_source(Path(outcome.origin).read_bytes())
     report = PatchReport.from_dict(outcome.report)
     return gathered(
         label,
@@ -86,10 +89,3 @@ def _source(module: ModuleType | None) -> str | None:
     """The text that was executed; for remote code, ``__file__`` is the original's."""
     read: Any = getattr(getattr(module, "__loader__", None), "get_source", None)
     return None if module is None or read is None else read(module.__name__)
-
-
-def _upstream(path: str) -> str | None:
-    try:
-        return decode_source(Path(path).read_bytes())
-    except OSError:
-        return None
