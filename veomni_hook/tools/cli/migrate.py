@@ -60,13 +60,14 @@ def migrate(
 
     Exits with 1 if a patch is left out, or if the written config does not pass.
     """
+    from veomni_hook.tools.migration.emit import emit
     from veomni_hook.tools.migration.reduce import LEFT_OUT
 
     import_from_here()
     if file is not None and file.exists() and not force:
         raise UsageError("the file exists", where=str(file), fix="name another one, or overwrite it: --force")
     reduced, release, base_version, upstream = _reduced(config, written_for)
-    text = _text(reduced, release, base_version)
+    text = emit(reduced, release=release, written_for=base_version) if reduced.patches else ""
     problems = _checked(text, upstream) if text else []
     if as_json:
         output.emit_json(_document(reduced, release, base_version, text, problems))
@@ -147,13 +148,6 @@ def _installed(config: PatchConfig) -> Upstream:
             fix="install a transformers that has it",
         )
     return upstream
-
-
-def _text(reduced: Reduced, release: str, base_version: str) -> str:
-    """The reduced config; empty if it has no patch."""
-    from veomni_hook.tools.migration.emit import emit
-
-    return emit(reduced, release=release, written_for=base_version) if reduced.patches else ""
 
 
 def _checked(text: str, upstream: Upstream) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
@@ -169,13 +168,19 @@ def compared(model: str, plain: Measured, hooked: Measured) -> Report:
         name: _compared(TITLES[Way(name)], training, hooked["parts"][name])
         for name, training in plain["parts"].items()
     }
+    turns = [
+        pair
+        for part in parts.values()
+        for pair in zip(part["plain"]["step_seconds"], part["hooked"]["step_seconds"], strict=False)
+    ]
+    # One comparison of all parts: in one alone there are too few steps to tell a difference.
+    step_time = compare([[without for without, _ in turns]], [[with_hook for _, with_hook in turns]])
     return {
         **plain,
         "model": model,
         "tolerance": TOLERANCE,
         "parts": parts,
-        # One comparison of all parts: in one alone there are too few steps to tell a difference.
-        "step_time": asdict(compare(*_paired(parts.values()))),
+        "step_time": asdict(step_time),
         "equal": not any(part["problems"] for part in parts.values()),
     }
 
@@ -195,16 +200,6 @@ def _compared(title: str, plain: Training, hooked: Training) -> Part:
         "differences": deviations,
         "problems": [problem for problem, occurred in problems.items() if occurred],
     }
-
-
-def _paired(parts: Iterable[Part]) -> tuple[list[list[float]], list[list[float]]]:
-    """Return the step times of the process without the hook and of the one with it, of the steps by turns."""
-    turns = [
-        pair
-        for part in parts
-        for pair in zip(part["plain"]["step_seconds"], part["hooked"]["step_seconds"], strict=False)
-    ]
-    return [[plain for plain, _ in turns]], [[hooked for _, hooked in turns]]
 
 
 def differences(plain: list[float], hooked: list[float]) -> list[float]:

@@ -28,23 +28,17 @@ _WANTED = re.compile(
 _SECONDS = 600
 
 
-class Releases:
+class Releases(ExitStack):
     """Releases by what the user calls them, each unpacked once; a context manager that removes them."""
 
     def __init__(self) -> None:
-        self._held = ExitStack()
+        super().__init__()
         self._known: dict[str, SourceTree] = {}
-
-    def __enter__(self) -> Releases:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
 
     def get(self, name: str, option: str) -> SourceTree:
         """Return a release; arguments and errors are those of `release`."""
         if name not in self._known:
-            self._known[name] = self._held.enter_context(release(name, option))
+            self._known[name] = self.enter_context(release(name, option))
         return self._known[name]
 
 

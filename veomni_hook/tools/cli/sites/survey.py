@@ -45,7 +45,8 @@ def survey(
     from multiprocessing import get_context
 
     # spawn: a fork would copy the caller's libraries and their threads in an undefined state.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_start) as pool:
+    # Few trees are alive at a time, so garbage collection frees nothing, but it walks all of them.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=gc.disable) as pool:
         results = pool.map(one, files.items(), chunksize=CHUNK)
         try:
             return [next(results) for _ in output.track(names, label)]
@@ -62,11 +63,6 @@ def available_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _start() -> None:
-    # Few trees are alive at a time, so garbage collection frees nothing, but it walks all of them.
-    gc.disable()
 
 
 def _on_file(work: Work[T], file: tuple[str, str]) -> T | VeomniHookError:
