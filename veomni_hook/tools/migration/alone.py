@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.tree import blocks
+from veomni_hook.patches.code.tree import module_statements
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.report import Remark
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.verbs.removals import importable
 from veomni_hook.patches.verbs.targets import top_level
 
-__all__ = ["Lost", "Refused", "lost_names", "refused", "without"]
+__all__ = ["Lost", "Refused", "helper_name", "imported_names", "lost_names", "near", "refused"]
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
     """
     if config.is_pattern:
         return []
-    imported = {n for block in blocks(document.tree) for s in block for n in importable(s)}
+    imported = imported_names(document)
     defined = [d.qualname for d in document.definitions() if "." not in d.qualname]
     lost = [
-        Lost("exclude", name, f"there is nothing {name} to leave out{_near(name, defined)}")
+        Lost("exclude", name, f"there is nothing {name} to leave out{near(name, defined)}")
         for name in dict.fromkeys(config.exclude)
         if not top_level(document, name)
     ]
@@ -71,14 +71,14 @@ def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
         Lost(
             "helper",
             positioned.target,
-            f"{_name(positioned.helper)} has no place{_near(positioned.target, defined)}",
+            f"{helper_name(positioned.helper)} has no place{near(positioned.target, defined)}",
         )
         for positioned in config.positioned_helpers
         if not top_level(document, positioned.target)
     ]
     if not config.lenient:
         lost += [
-            Lost("drop_import", name, f"{name} is not imported{_near(name, imported)}")
+            Lost("drop_import", name, f"{name} is not imported{near(name, imported)}")
             for name in sorted(config.drop_imported_names)
             if name not in imported
         ]
@@ -101,7 +101,7 @@ def refused(
         ConfigError: a patch has an unknown type.
     """
     device = config.device or device
-    whole = without(config, document, origin.module)
+    whole = _without_lost(config, document, origin.module)
     refusals, first = Refused(), None
     left = dict(enumerate(patches))
     while True:
@@ -157,19 +157,18 @@ def _one_by_one(
     return refusals
 
 
-def without(config: PatchConfig, document: Document, module: str) -> PatchConfig:
+def _without_lost(config: PatchConfig, document: Document, module: str) -> PatchConfig:
     """Return a copy of a config for a module, without what it says about names that the source lacks.
 
     A helper that has no place is stood in for by its name, so that the patches that use it can be tried.
     """
-    lost = lost_names(config, document)
-    imported = {n for block in blocks(document.tree) for s in block for n in importable(s)}
+    lost = {(one.kind, one.name) for one in lost_names(config, document)}
     one = copy.copy(config)
     one.label, one.source_module = config.name, module
-    one.exclude = [name for name in config.exclude if not _is(lost, "exclude", name)]
-    one.drop_imported_names = {name for name in config.drop_imported_names if name in imported}
-    one.positioned_helpers = [h for h in config.positioned_helpers if not _is(lost, "helper", h.target)]
-    placeless = [_name(h.helper) for h in config.positioned_helpers if _is(lost, "helper", h.target)]
+    one.exclude = [name for name in config.exclude if ("exclude", name) not in lost]
+    one.drop_imported_names = config.drop_imported_names & imported_names(document)
+    one.positioned_helpers = [h for h in config.positioned_helpers if ("helper", h.target) not in lost]
+    placeless = [helper_name(h.helper) for h in config.positioned_helpers if ("helper", h.target) in lost]
     one.post_import_blocks = [*config.post_import_blocks, *(f"{name} = None" for name in placeless)]
     return one
 
@@ -185,14 +184,17 @@ def _tried(
     return patched.report.remarks
 
 
-def _is(lost: Sequence[Lost], kind: str, name: str) -> bool:
-    return any(one.kind == kind and one.name == name for one in lost)
+def imported_names(document: Document) -> set[str]:
+    """Return the names under which imports of a module can be dropped."""
+    return {name for one in module_statements(document.tree) for name in importable(one)}
 
 
-def _name(helper: object) -> str:
+def helper_name(helper: object) -> str:
+    """Return the name of a helper of a config."""
     return str(getattr(helper, "__name__", helper))
 
 
-def _near(name: str, known: Collection[str]) -> str:
+def near(name: str, known: Collection[str]) -> str:
+    """Return the nearest names as the end of a message; empty if none is near."""
     close = nearest(name, known)
     return f"; nearest: {listed(close)}" if close else ""

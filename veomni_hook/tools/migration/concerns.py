@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from veomni_hook.patches.code.tree import last_name
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.tools.migration import vocabulary as words
 from veomni_hook.tools.migration.reading import (
@@ -22,7 +23,6 @@ from veomni_hook.tools.migration.reading import (
     decorator_names,
     dtype_in_training,
     in_float32,
-    last_name,
     only_raises,
     unreached,
 )
@@ -172,14 +172,10 @@ def _kept_slots(code: _Code) -> Iterator[Concern]:
                 yield Concern(words.KERNEL, _slot_text(op, variant))
 
 
-def _external(code: _Code) -> Iterator[Concern]:
-    source = code.patch.replacement_source
-    if source:
+def _imports(code: _Code) -> Iterator[Concern]:
+    if source := code.patch.replacement_source:  # the replacement itself is another package's
         module, _, name = source.rpartition(".")
         yield Concern(words.of_module(module, name) or words.OTHER, f"{name} of {module}")
-
-
-def _imports(code: _Code) -> Iterator[Concern]:
     for origin in code.used.imports.values():
         module, _, name = origin.partition(":")
         concern = words.of_module(module, name)
@@ -331,7 +327,6 @@ def _exclusions(code: _Code) -> Iterator[Concern]:
 
 
 _RULES: tuple[Callable[[_Code], Iterator[Concern]], ...] = (
-    _external,
     _slots,
     _kept_slots,
     _imports,

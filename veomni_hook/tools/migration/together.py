@@ -17,7 +17,7 @@ from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.scope import global_uses
 from veomni_hook.patches.code.snippet import read_snippet
-from veomni_hook.patches.code.tree import last_name, walk_ast
+from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute, walk_ast
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.verbs.targets import top_level
 
@@ -103,7 +103,7 @@ class _Function:
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        return [node for node in walk_ast(self.node) if isinstance(node, ast.Call)]
+        return list(calls_in(self.node))
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -117,7 +117,8 @@ class _Function:
             kinds(one.arg, kinds.POSITIONAL_OR_KEYWORD, default=value)
             for one, value in zip(positional, defaults, strict=True)
         ]
-        parameters = parameters[1:] if "." in self.name and not self._is_static else parameters
+        static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in self.node.decorator_list)
+        parameters = parameters[1:] if "." in self.name and not static else parameters
         parameters += [kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL)] if arguments.vararg else []
         for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             parameters.append(
@@ -126,10 +127,6 @@ class _Function:
         parameters += [kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD)] if arguments.kwarg else []
         return inspect.Signature(parameters)
 
-    @property
-    def _is_static(self) -> bool:
-        return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in self.node.decorator_list)
-
     @cached_property
     def result(self) -> set[tuple[str, ...]]:
         """For each return: how many values or which class, and the attributes that are set on it."""
@@ -137,11 +134,11 @@ class _Function:
 
     @cached_property
     def read(self) -> set[str]:
-        return {name for node in walk_ast(self.node) if (name := _own(node, ast.Load))}
+        return _own_attributes(self.node, ast.Load)
 
     @cached_property
     def set(self) -> set[str]:
-        return {name for node in walk_ast(self.node) if (name := _own(node, ast.Store))}
+        return _own_attributes(self.node, ast.Store)
 
     def takes(self, call: ast.Call) -> bool:
         """Whether a call can mean it, as far as its arguments say."""
@@ -252,10 +249,7 @@ def _owner(name: str) -> str:
 
 
 def _calling(function: _Function, name: str) -> Iterator[ast.Call]:
-    for call in function.calls if name else ():
-        called = call.func
-        if name == (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")):
-            yield call
+    return (call for call in function.calls if name and last_name(call.func) == name)
 
 
 def _can_mean(call: ast.Call, caller: str, owner: str, classes: Mapping[str, str]) -> bool:
@@ -277,7 +271,7 @@ def _classes(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 called = node.value.func
                 class_ = called.value if isinstance(called, ast.Attribute) else called
                 for target in node.targets:
-                    if isinstance(class_, ast.Name) and (name := _own(target, ast.Store)):
+                    if isinstance(class_, ast.Name) and (name := own_attribute(target)):
                         yield f"{_owner(function.name)}.{name}", class_.id
 
 
@@ -310,7 +304,7 @@ def _made(value: ast.expr | None, function: FunctionNode) -> tuple[str, ...]:
     return (class_name if class_name[:1].isupper() else "a value", *sorted(attributes))
 
 
-def _own(node: ast.AST, context: type[ast.expr_context]) -> str:
-    if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, context):
-        return ""
-    return node.attr if getattr(node.value, "id", "") == "self" else ""
+def _own_attributes(function: FunctionNode, context: type[ast.expr_context]) -> set[str]:
+    """The attributes of ``self`` that a function reads, or sets."""
+    nodes = (node for node in walk_ast(function) if isinstance(getattr(node, "ctx", None), context))
+    return set(map(own_attribute, nodes)) - {""}
