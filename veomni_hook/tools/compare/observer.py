@@ -45,7 +45,7 @@ def attach(plan: Plan) -> None:
     observation = Observation(Recorder(plan), stop=_stop)
     observation.begin()
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=observation.recorder.forked)
+        os.register_at_fork(after_in_child=observation.recorder.reset)
 
 
 class Observation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from veomni_hook.tools.compare.plan import Plan, is_ordered
+from veomni_hook.tools.compare.plan import Plan, ordered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def install(attach: Callable[[Plan], None] | None = None) -> None:
 
 
 def _attach(plan: Plan) -> None:
-    if is_ordered(plan.folder):
+    if ordered(plan.folder) is not None:
         from veomni_hook.tools.compare.planner import attach
     else:
         from veomni_hook.tools.compare.observer import attach
@@ -49,12 +49,10 @@ class _TorchFinder:
             return None
         others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
-        if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
-        return spec
-
-    def _wrap(self, loader: Any) -> None:
+        if spec is None or spec.loader is None:
+            return spec
         # The loader object stays the same; only one attribute is replaced, for one call.
+        loader: Any = spec.loader
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -65,3 +63,4 @@ class _TorchFinder:
                 self._imported()
 
         loader.exec_module = exec_module
+        return spec
