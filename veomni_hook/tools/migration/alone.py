@@ -85,9 +85,7 @@ def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
     return lost
 
 
-def refused(
-    config: PatchConfig, patches: Sequence[Patch], document: Document, origin: Origin, *, device: str = "gpu"
-) -> Refused:
+def refused(config: PatchConfig, patches: Sequence[Patch], document: Document, origin: Origin) -> Refused:
     """Apply patches of a config to a source; return what does not apply, and why.
 
     Args:
@@ -95,18 +93,16 @@ def refused(
         patches: those of its patches whose targets exist, as `served` returns them.
         document: the source.
         origin: where it comes from.
-        device: which of a pair of configs applies.
 
     Raises:
         ConfigError: a patch has an unknown type.
     """
-    device = config.device or device
     whole = _without_lost(config, document, origin.module)
     refusals, first = Refused(), None
     left = dict(enumerate(patches))
     while True:
         whole.patches = list(left.values())
-        result = _tried(whole, document, origin, device)
+        result = _tried(whole, document, origin)
         if not isinstance(result, PatchError):
             refusals.remarks = result
             break
@@ -114,45 +110,40 @@ def refused(
         guilty = {
             index: error
             for index, patch in left.items()
-            if patch.target == result.target
-            and (error := _alone(whole, patch, document, origin, device)) is not None
+            if patch.target == result.target and (error := _alone(whole, patch, document, origin)) is not None
         }
         refusals.patches |= guilty
         left = {index: patch for index, patch in left.items() if index not in guilty}
         if guilty:
             continue
         if not (whole.exclude or whole.drop_imported_names):
-            return _one_by_one(whole, patches, document, origin, device)
+            return _one_by_one(whole, patches, document, origin)
         whole.exclude, whole.drop_imported_names = [], set()
     if not refusals.patches:
         refusals.together = first
     return refusals
 
 
-def _alone(
-    whole: PatchConfig, patch: Patch, document: Document, origin: Origin, device: str
-) -> PatchError | None:
+def _alone(whole: PatchConfig, patch: Patch, document: Document, origin: Origin) -> PatchError | None:
     """The error of one patch without the others."""
     one = copy.copy(whole)
     one.patches, one.exclude, one.drop_imported_names = [patch], [], set()
-    result = _tried(one, document, origin, device)
+    result = _tried(one, document, origin)
     return result if isinstance(result, PatchError) else None
 
 
-def _one_by_one(
-    whole: PatchConfig, patches: Sequence[Patch], document: Document, origin: Origin, device: str
-) -> Refused:
+def _one_by_one(whole: PatchConfig, patches: Sequence[Patch], document: Document, origin: Origin) -> Refused:
     """The same where no patch is to blame for the error: what all of them share fails, or two conflict."""
     whole.patches = []
-    around = _tried(whole, document, origin, device)
+    around = _tried(whole, document, origin)
     refusals = Refused()
     for index, patch in enumerate(patches):
-        error = _alone(whole, patch, document, origin, device)
+        error = _alone(whole, patch, document, origin)
         if error is not None and not (isinstance(around, PatchError) and error.what == around.what):
             refusals.patches[index] = error
     if not refusals.patches:
         whole.patches = list(patches)
-        together = _tried(whole, document, origin, device)
+        together = _tried(whole, document, origin)
         refusals.together = next((e for e in (around, together) if isinstance(e, PatchError)), None)
     return refusals
 
@@ -173,12 +164,10 @@ def _without_lost(config: PatchConfig, document: Document, module: str) -> Patch
     return one
 
 
-def _tried(
-    config: PatchConfig, document: Document, origin: Origin, device: str
-) -> PatchError | tuple[Remark, ...]:
+def _tried(config: PatchConfig, document: Document, origin: Origin) -> PatchError | tuple[Remark, ...]:
     """Apply a config; return the error, or the remarks of what applies."""
     try:
-        patched = patch_source(document.source, [config], origin, device=device)
+        patched = patch_source(document.source, [config], origin, device=config.device or "gpu")
     except PatchError as error:
         return error
     return patched.report.remarks

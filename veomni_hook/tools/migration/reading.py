@@ -12,7 +12,6 @@ from veomni_hook.tools.migration.usage import identifiers
 
 __all__ = [
     "about_positions",
-    "autocast_blocks",
     "body_of",
     "calls",
     "class_attributes",
@@ -31,11 +30,6 @@ def calls(tree: ast.Module, pattern: re.Pattern[str]) -> Counter[str]:
     """How often functions and methods whose name matches are called."""
     names = (last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
     return Counter(name for name in names if pattern.fullmatch(name))
-
-
-def autocast_blocks(tree: ast.Module) -> int:
-    """How often autocast is switched."""
-    return sum(calls(tree, re.compile("autocast|maybe_autocast")).values())
 
 
 def in_float32(tree: ast.Module) -> set[str]:

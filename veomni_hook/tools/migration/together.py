@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -132,13 +132,10 @@ class _Function:
         """For each return: how many values or which class, and the attributes that are set on it."""
         return {_made(node.value, self.node) for node in walk_ast(self.node) if isinstance(node, ast.Return)}
 
-    @cached_property
-    def read(self) -> set[str]:
-        return _own_attributes(self.node, ast.Load)
-
-    @cached_property
-    def set(self) -> set[str]:
-        return _own_attributes(self.node, ast.Store)
+    def own_attributes(self, context: type[ast.expr_context]) -> set[str]:
+        """The attributes of ``self`` that it reads (``ast.Load``), or sets (``ast.Store``)."""
+        nodes = (node for node in walk_ast(self.node) if isinstance(getattr(node, "ctx", None), context))
+        return set(map(own_attribute, nodes)) - {""}
 
     def takes(self, call: ast.Call) -> bool:
         """Whether a call can mean it, as far as its arguments say."""
@@ -231,7 +228,8 @@ def _calls(change: _Change, other: _Change) -> str:
 
 def _reads(change: _Change, other: _Change, classes: Mapping[str, str]) -> str:
     """Whether a replacement reads an attribute, or passes a parameter, that only another patch brings."""
-    only = other.new.set - (other.before.set if other.before is not None else set())
+    only = other.new.own_attributes(ast.Store)
+    only -= other.before.own_attributes(ast.Store) if other.before is not None else set()
     if "." not in other.name or _owner(change.name) != _owner(other.name):
         only = set()
     elif other.now is None:
@@ -239,8 +237,11 @@ def _reads(change: _Change, other: _Change, classes: Mapping[str, str]) -> str:
     owner = _owner(change.name)
     calls = [call for call in change.new.calls if _can_mean(call, owner, _owner(other.name), classes)]
     old = [call for one in (change.before, change.now) if one is not None for call in one.calls]
-    passed = _keywords(calls) - _keywords(old)
-    names = (only & change.new.read) | ((other.added & passed) if not other.new.called else set())
+    passed = {keyword.arg for call in calls for keyword in call.keywords}
+    passed -= {keyword.arg for call in old for keyword in call.keywords}
+    names = (only & change.new.own_attributes(ast.Load)) | (
+        (other.added & passed) if not other.new.called else set()
+    )
     return f"it needs the patch of {other.name}, which brings {listed(sorted(names))}" if names else ""
 
 
@@ -275,10 +276,6 @@ def _classes(tree: ast.Module) -> Iterator[tuple[str, str]]:
                         yield f"{_owner(function.name)}.{name}", class_.id
 
 
-def _keywords(calls: Iterable[ast.Call]) -> set[str]:
-    return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg is not None}
-
-
 def _functions(tree: ast.AST, owner: str = "") -> Iterator[_Function]:
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.ClassDef):
@@ -302,9 +299,3 @@ def _made(value: ast.expr | None, function: FunctionNode) -> tuple[str, ...]:
                         attributes.append(target.attr)
     class_name = last_name(value.func) if isinstance(value, ast.Call) else ""
     return (class_name if class_name[:1].isupper() else "a value", *sorted(attributes))
-
-
-def _own_attributes(function: FunctionNode, context: type[ast.expr_context]) -> set[str]:
-    """The attributes of ``self`` that a function reads, or sets."""
-    nodes = (node for node in walk_ast(function) if isinstance(getattr(node, "ctx", None), context))
-    return set(map(own_attribute, nodes)) - {""}

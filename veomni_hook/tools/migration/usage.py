@@ -98,10 +98,21 @@ def definition(source: str | None, target: str) -> ast.Module | None:
     return ast.Module(first, [])
 
 
-def used(tree: ast.Module, names: Given) -> Used:
-    """Return what the code and the helpers that it calls use."""
-    usage = Used()
-    _collect(tree, names, usage)
+def used(tree: ast.Module, names: Given, usage: Used | None = None) -> Used:
+    """Return what the code and the helpers that it calls use, together with ``usage``."""
+    usage = Used() if usage is None else usage
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            usage.imports.update(_imported(node))
+    for use in global_uses(tree, [*names.slots, *names.origins, *names.helpers]):
+        name = use.name
+        if name in names.slots:
+            usage.slots[name] = names.slots[name]
+        elif name in names.origins:
+            usage.imports[name] = names.origins[name]
+        elif name not in usage.helpers:
+            usage.helpers[name] = names.helpers[name]
+            used(names.helpers[name], names, usage)
     return usage
 
 
@@ -123,21 +134,6 @@ def identifiers(tree: ast.AST) -> set[str]:
 def parameters(tree: ast.AST) -> set[str]:
     """The names of all parameters."""
     return {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-
-
-def _collect(tree: ast.Module, names: Given, usage: Used) -> None:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom | ast.Import):
-            usage.imports.update(_imported(node))
-    for use in global_uses(tree, [*names.slots, *names.origins, *names.helpers]):
-        name = use.name
-        if name in names.slots:
-            usage.slots[name] = names.slots[name]
-        elif name in names.origins:
-            usage.imports[name] = names.origins[name]
-        elif name not in usage.helpers:
-            usage.helpers[name] = names.helpers[name]
-            _collect(names.helpers[name], names, usage)
 
 
 def _imported(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[str, str]]:
