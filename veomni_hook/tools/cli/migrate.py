@@ -113,11 +113,9 @@ def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstrea
 def _one(name: str) -> PatchConfig:
     """Load the one config that the user named."""
     from veomni_hook.patches.spec import PatchType
-    from veomni_hook.tools.cli.inputs.configs import OPTION, load_sources
+    from veomni_hook.tools.cli.inputs.configs import OPTION, load_all
 
-    (source,) = load_sources([(OPTION, name)])
-    if source.error is not None:
-        raise source.error
+    (source,) = load_all([(OPTION, name)])
     if len(source.configs) != 1:
         names = ", ".join(config.name for config in source.configs)
         fix = f"name one: PACKAGE.MODULE:NAME (it holds {names})"

@@ -69,21 +69,14 @@ def demo(
     _check_folder(folder if folder == FOLDER else folder.resolve())
     chosen = [part for part in Way if not parts or part in parts]
     report = measure(script, folder, chosen, steps)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    files = {"report": folder / "report.json"}
+    files["report"].write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if as_json:
         output.emit_json(report)
     else:
         from veomni_hook.tools.cli.demo.text import show
 
         show(report, script)
-    _draw(report, folder, quiet=as_json)
-    if not report["equal"]:
-        raise typer.Exit(FOUND)
-
-
-def _draw(report: Report, folder: Path, *, quiet: bool) -> None:
-    """Draw the plot and print where the files are; without matplotlib there is no plot."""
-    files = {"report": folder / "report.json"}
     try:
         from veomni_hook.tools.cli.demo.plot import write_plot
 
@@ -91,9 +84,11 @@ def _draw(report: Report, folder: Path, *, quiet: bool) -> None:
         files["picture"] = folder / "demo.png"
     except ImportError as error:
         output.warn(f"no plot was drawn, because matplotlib cannot be imported ({error}): {INSTALL}")
-    if not quiet:
+    if not as_json:
         output.emit_heading("\nFiles")
         output.emit_fields(files)
+    if not report["equal"]:
+        raise typer.Exit(FOUND)
 
 
 def training_script() -> Path:
