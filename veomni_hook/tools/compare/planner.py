@@ -15,13 +15,7 @@ from veomni_hook.tools.compare.plan import PLANNED, Plan, ordered, write_whole
 from veomni_hook.tools.compare.recorder import Recorder, rank_and_world
 from veomni_hook.tools.facts import Facts
 
-__all__ = ["Planner", "attach"]
-
-
-def attach(plan: Plan) -> None:
-    """Plan in this process, at the first call of a model that trains."""
-    planner = Planner(plan)
-    planner.observation.begin()
+__all__ = ["Planner"]
 
 
 class Planner(Recorder):

@@ -29,10 +29,13 @@ def install(attach: Callable[[Plan], None] | None = None) -> None:
 
 def _attach(plan: Plan) -> None:
     if ordered(plan.folder) is not None:
-        from veomni_hook.tools.compare.planner import attach
+        from veomni_hook.tools.compare.planner import Planner
+
+        Planner(plan).observation.begin()
     else:
         from veomni_hook.tools.compare.observer import attach
-    attach(plan)
+
+        attach(plan)
 
 
 class _TorchFinder:
