@@ -20,7 +20,7 @@ from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.verbs.removals import importable
 from veomni_hook.patches.verbs.targets import top_level
 
-__all__ = ["Lost", "Refused", "helper_name", "imported_names", "lost_names", "near", "refused"]
+__all__ = ["Lost", "Refused", "helper_name", "imported_names", "lost_names", "near", "refused", "without"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def refused(config: PatchConfig, patches: Sequence[Patch], document: Document, o
     Raises:
         ConfigError: a patch has an unknown type.
     """
-    whole = _without_lost(config, document, origin.module)
+    whole = without(config, document, origin.module)
     refusals, first = Refused(), None
     left = dict(enumerate(patches))
     while True:
@@ -148,7 +148,7 @@ def _one_by_one(whole: PatchConfig, patches: Sequence[Patch], document: Document
     return refusals
 
 
-def _without_lost(config: PatchConfig, document: Document, module: str) -> PatchConfig:
+def without(config: PatchConfig, document: Document, module: str) -> PatchConfig:
     """Return a copy of a config for a module, without what it says about names that the source lacks.
 
     A helper that has no place is stood in for by its name, so that the patches that use it can be tried.
