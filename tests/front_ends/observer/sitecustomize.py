@@ -10,17 +10,18 @@ sys.path[:] = [
     entry for entry in sys.path if os.path.abspath(entry or os.curdir) != os.path.dirname(__file__)
 ]
 
-from veomni_hook.tools.compare import observer  # noqa: E402
+from veomni_hook.tools.compare.start import install  # noqa: E402
 
 
 def attach(plan):
     import torch
 
     from tests.front_ends.steps import Steps
+    from veomni_hook.tools.compare.observer import Observation
 
     # Some draw adapters before they seed anything.
     torch.manual_seed(0)
-    observer.Observation(Steps(plan), stop=Steps.explained).begin()
+    Observation(Steps(plan), stop=Steps.explained).begin()
 
 
-observer.install(attach)
+install(attach)

@@ -350,7 +350,7 @@ def test_only_some_implementations(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from veomni_hook.tools.bench.plot import write_plot
+    from veomni_hook.tools.bench.record import write_plot
 
     row = Row("op", "step", "float32", "4 x 4", "bytes", 8, {"eager": 1.5}, {"eager": 0.5}, {})
     write_plot([row], "a run", tmp_path / "plot.png")

@@ -1,4 +1,4 @@
-"""A run of benchmarks as a table and as a file."""
+"""A run of benchmarks as a table, as a file, and as a picture."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from veomni_hook.tools.bench.timing import bandwidth
 from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.significance import FEW
 
-__all__ = ["cells", "circumstances", "described", "headers", "write"]
+__all__ = ["COLUMNS", "cells", "circumstances", "described", "write", "write_plot"]
 
+#: Of the table, in front of the sides.
+COLUMNS = ("op", "part", "dtype", "shape")
 _VERSIONS = (
     "torch",
     "triton",
@@ -30,15 +32,18 @@ _VERSIONS = (
     "sonic_moe",
     "veomni-hook",
 )
-
-
-def headers(sides: Sequence[str]) -> list[str]:
-    """The columns of the table."""
-    return ["op", "part", "dtype", "shape", *sides]
+_COLOURS = {
+    "eager": "#b0b0b0",
+    "compile": "#7a7a7a",
+    "liger": "#4f6d9a",
+    "quack": "#6a9a4f",
+    "sonic": "#8c6bb1",
+    "ours": "#d1495b",
+}
 
 
 def cells(row: Row, sides: Sequence[str]) -> list[str]:
-    """One line of it: time, share of the limit, memory, and verdict against ``eager`` of every side."""
+    """One line: of every side the time, the share of the limit, memory, and the verdict against ``eager``."""
     return [row.op, row.part, row.dtype, row.shape, *(_cell(row, side) for side in sides)]
 
 
@@ -83,3 +88,28 @@ def write(facts: Facts, path: Path) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def write_plot(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Draw a bar for every side of every row that has a limit; needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [row for row in rows if row.share]
+    sides = list(dict.fromkeys(side for row in shown for side in row.share))
+    height = 0.8 / max(1, len(sides))
+    figure, axis = pyplot.subplots(figsize=(9, 1 + 0.6 * len(shown)), layout="constrained")
+    for number, side in enumerate(sides):
+        places = [place + number * height for place, row in enumerate(shown) if side in row.share]
+        values = [100 * row.share[side] for row in shown if side in row.share]
+        axis.barh(places, values, height, label=side, color=_COLOURS.get(side))
+    labels = [f"{row.op} {row.part}\n{row.shape}, {row.dtype}" for row in shown]
+    axis.set_yticks([place + 0.4 - height / 2 for place in range(len(shown))], labels, fontsize=8)
+    axis.set(xlabel="% of the limit (bandwidth of a copy, matrix products)", title=title)
+    axis.invert_yaxis()
+    axis.legend()
+    axis.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

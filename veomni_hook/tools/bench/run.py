@@ -15,7 +15,7 @@ import torch
 from veomni_hook import accelerator
 from veomni_hook.kernels.problem import Problem, Side
 from veomni_hook.kernels.selection.declaration import EAGER
-from veomni_hook.tools.bench.timing import bandwidth, by_turns, host_time, peak_bytes, product, wall_time
+from veomni_hook.tools.bench.timing import bandwidth, by_turns, call_time, peak_bytes, product
 from veomni_hook.tools.significance import Comparison, compare
 
 __all__ = ["Row", "measured"]
@@ -99,8 +99,8 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
             yield row
         if device in accelerator.TYPES and problem.incoming and forward < SHORT:
             steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}
-            for part, timed in (("host", host_time), ("wall", wall_time)):
-                taken = {name: timed(step, device) for name, step in steps.items()}
+            for part, count, waited in (("host", 200, False), ("wall", 100, True)):
+                taken = {name: call_time(step, device, count, waited=waited) for name, step in steps.items()}
                 yield Row(problem.op, part, problem.dtype, problem.shape, "", 0, taken, {}, {})
 
 
@@ -151,11 +151,7 @@ def _call(problem: Problem, name: str, side: Side, part: str) -> Callable[[], ob
 
 
 def _forward(problem: Problem, side: Side) -> Callable[[], object]:
-    def call() -> object:
-        with torch.no_grad():
-            return side(*problem.leaves)
-
-    return call
+    return partial(torch.no_grad()(side), *problem.leaves)
 
 
 def _backward(problem: Problem, name: str, side: Side, part: str) -> Callable[[], object]:

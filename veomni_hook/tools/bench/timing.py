@@ -22,7 +22,7 @@ import torch
 
 from veomni_hook import accelerator
 
-__all__ = ["by_turns", "host_time", "peak_bytes", "recorded_peak", "wall_time", "bandwidth", "product"]
+__all__ = ["bandwidth", "by_turns", "call_time", "peak_bytes", "product", "recorded_peak"]
 
 Call = Callable[[], object]
 
@@ -69,17 +69,11 @@ def _on_cpu(side: Call) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def host_time(side: Call, device: str, calls: int = 200) -> float:
-    """Return the milliseconds that a call takes on the host, the accelerator not waited for."""
-    return _repeated(side, device, calls, waited=False)
+def call_time(side: Call, device: str, calls: int, *, waited: bool) -> float:
+    """Return the milliseconds of one of many calls that follow each other, on an accelerator.
 
-
-def wall_time(side: Call, device: str, calls: int = 100) -> float:
-    """Return the milliseconds of a call when many follow each other: the longer of host and device."""
-    return _repeated(side, device, calls, waited=True)
-
-
-def _repeated(side: Call, device: str, calls: int, *, waited: bool) -> float:
+    If it is ``waited`` for, that is the longer of host and device; else what a call takes on the host.
+    """
     there = accelerator.module(device)
     for _ in range(3):
         side()

@@ -110,9 +110,7 @@ def bench(  # noqa: PLR0913 - the options of the command
     if out is not None:
         output.note(f"written: {out}")
     if plot is not None:
-        from veomni_hook.tools.bench.plot import write_plot
-
-        write_plot(rows, f"{facts['device']}, torch {facts['torch']}", plot)
+        record.write_plot(rows, f"{facts['device']}, torch {facts['torch']}", plot)
         output.note(f"written: {plot}")
 
 
@@ -138,7 +136,9 @@ def show(rows: Sequence[Row], facts: Facts) -> None:
 
     output.emit_heading(f"{facts['device']}, torch {facts['torch']}; share of the limit in %")
     sides = list(dict.fromkeys(side for row in rows for side in row.milliseconds))
-    output.emit_table(record.headers(sides), [record.cells(row, sides) for row in rows if row.milliseconds])
+    output.emit_table(
+        [*record.COLUMNS, *sides], [record.cells(row, sides) for row in rows if row.milliseconds]
+    )
     for row in rows:
         if row.failed:
             output.emit_text(f"{_said(row)}\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.tools.cli import output
-from veomni_hook.tools.cli.inputs.options import JsonOption, ModuleOption, ScriptArgument
+from veomni_hook.tools.cli.inputs.options import JsonOption, ModuleOption, ScriptArgument, VerboseOption
 from veomni_hook.tools.cli.run.forwarding import ForwardingCommand
 from veomni_hook.tools.cli.run.program import command_of
 from veomni_hook.tools.cli.usage import FOUND, UsageError, write_file
@@ -49,9 +49,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(min=1, metavar="SECONDS", help="Stop a run that takes longer.", show_default=False),
     ] = None,
     *,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the script prints (on standard error).")
-    ] = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run your training script alternately without and with the hook, and compare.
@@ -80,7 +78,11 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         )
     if cwd is not None:
         _make(cwd)
-        started = [_absolute(word) for word in started]
+        # A script's path is made absolute; other arguments are relative to the folder of the run.
+        started = [
+            os.path.abspath(word) if word.endswith(".py") and os.path.isfile(word) else word
+            for word in started
+        ]
     order = Order(started, resolve().settings, steps, rounds, cwd, timeout, verbose)
     runs: list[Run] = []
     try:
@@ -136,11 +138,6 @@ def _make(folder: Path) -> None:
             where=str(folder),
             fix="name another with --cwd",
         ) from error
-
-
-def _absolute(word: str) -> str:
-    """Make a script's path absolute; other arguments are left relative to the folder of the run."""
-    return os.path.abspath(word) if word.endswith(".py") and os.path.isfile(word) else word
 
 
 @contextmanager

@@ -152,14 +152,11 @@ def _of_configs(config: str | None, device: Device | None) -> list[str]:
         ConfigError: a config cannot be loaded.
     """
     from veomni_hook.settings import resolve
-    from veomni_hook.tools.cli.inputs.configs import BUILT_IN, OPTION, load_sources, modules_of, names
+    from veomni_hook.tools.cli.inputs.configs import BUILT_IN, OPTION, load_all, modules_of, names
 
     import_from_here()
     named = [one for one in names(resolve().settings) if one[0] != BUILT_IN]
-    sources = load_sources([(OPTION, config)] if config is not None else named)
-    for source in sources:
-        if source.error is not None:
-            raise source.error
+    sources = load_all([(OPTION, config)] if config is not None else named)
     wanted = (None, device) if device is not None else (None, "gpu", "npu")
     modules = modules_of(one for source in sources for one in source.configs if one.device in wanted)
     if not modules:

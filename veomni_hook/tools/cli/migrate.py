@@ -60,13 +60,14 @@ def migrate(
 
     Exits with 1 if a patch is left out, or if the written config does not pass.
     """
+    from veomni_hook.tools.migration.emit import emit
     from veomni_hook.tools.migration.reduce import LEFT_OUT
 
     import_from_here()
     if file is not None and file.exists() and not force:
         raise UsageError("the file exists", where=str(file), fix="name another one, or overwrite it: --force")
     reduced, release, base_version, upstream = _reduced(config, written_for)
-    text = _text(reduced, release, base_version)
+    text = emit(reduced, release=release, written_for=base_version) if reduced.patches else ""
     problems = _checked(text, upstream) if text else []
     if as_json:
         output.emit_json(_document(reduced, release, base_version, text, problems))
@@ -112,11 +113,9 @@ def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstrea
 def _one(name: str) -> PatchConfig:
     """Load the one config that the user named."""
     from veomni_hook.patches.spec import PatchType
-    from veomni_hook.tools.cli.inputs.configs import OPTION, load_sources
+    from veomni_hook.tools.cli.inputs.configs import OPTION, load_all
 
-    (source,) = load_sources([(OPTION, name)])
-    if source.error is not None:
-        raise source.error
+    (source,) = load_all([(OPTION, name)])
     if len(source.configs) != 1:
         names = ", ".join(config.name for config in source.configs)
         fix = f"name one: PACKAGE.MODULE:NAME (it holds {names})"
@@ -147,13 +146,6 @@ def _installed(config: PatchConfig) -> Upstream:
             fix="install a transformers that has it",
         )
     return upstream
-
-
-def _text(reduced: Reduced, release: str, base_version: str) -> str:
-    """The reduced config; empty if it has no patch."""
-    from veomni_hook.tools.migration.emit import emit
-
-    return emit(reduced, release=release, written_for=base_version) if reduced.patches else ""
 
 
 def _checked(text: str, upstream: Upstream) -> list[str]:

@@ -115,22 +115,13 @@ def emit_table(
     """
     cells = [[_cell(value) for value in row] for row in rows]
     lines = layout.table(headers, cells, width_of(sys.stdout), optional=optional)
-    plain = console().color_system is None
-    for head, group in groupby(lines, key=lambda line: line.head and not plain):
-        text = "\n".join(line.text for line in group)
-        if head:
-            _print(text, "bold")
-        else:
-            emit(f"{text}\n")
+    for head, group in groupby(lines, key=lambda line: line.head):
+        _print("\n".join(line.text for line in group), "bold" if head else "")
 
 
 def emit_heading(text: str) -> None:
     """Write a section heading to stdout."""
-    text = layout.paragraphs(text, width_of(sys.stdout), indent=0)
-    if console().color_system is None:
-        emit(f"{text}\n")
-        return
-    _print(text, "bold cyan")
+    _print(layout.paragraphs(text, width_of(sys.stdout), indent=0), "bold cyan")
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:
@@ -197,9 +188,14 @@ def _say(message: str, style: str) -> None:
 
 
 def _print(text: str, style: str) -> None:
+    """Write lines to stdout, in a style if it has one and stdout has colours."""
+    target = console()
+    if target.color_system is None or not style:
+        emit(f"{text}\n")
+        return
     from rich.text import Text
 
-    console().print(Text(text, style=style), soft_wrap=True)
+    target.print(Text(text, style=style), soft_wrap=True)
 
 
 def _cell(value: object) -> str:

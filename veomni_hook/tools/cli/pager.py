@@ -38,7 +38,18 @@ def show(text: str, lexer: str, *, paged: bool) -> None:
     command = pager() if paged else None
     if command is None:
         output.emit_code(text, lexer)
-    elif _page(command, output.coloured(text, lexer)) in NOT_RUN:
+        return
+    shown = output.coloured(text, lexer).encode("utf-8", "surrogatepass")
+    sys.stdout.flush()
+    environment = {**ENVIRONMENT, **os.environ}
+    process = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment)
+    # Ctrl-C is for the pager, which keeps running; this process must wait until it releases the terminal.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.communicate(shown)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if process.returncode in NOT_RUN:
         output.warn(f"the pager cannot be run: {command}; set PAGER, or use --no-pager")
         output.emit_code(text, lexer)
 
@@ -50,17 +61,3 @@ def pager() -> str | None:
     default = "less" if shutil.which("less") else ""
     chosen = os.environ.get("PAGER", default).strip()
     return None if chosen in ("", "cat") else chosen
-
-
-def _page(command: str, text: str) -> int:
-    """Show the text in the pager and return the pager's exit status."""
-    environment = {**ENVIRONMENT, **os.environ}
-    sys.stdout.flush()
-    process = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment)
-    # Ctrl-C is for the pager, which keeps running; this process must wait until it releases the terminal.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process.communicate(text.encode("utf-8", "surrogatepass"))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return process.returncode

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from veomni_hook.tools.cli import output
-from veomni_hook.tools.cli.inputs.options import JsonOption, ModuleOption, ScriptArgument
+from veomni_hook.tools.cli.inputs.options import JsonOption, ModuleOption, ScriptArgument, VerboseOption
 from veomni_hook.tools.cli.run.forwarding import ForwardingCommand
 from veomni_hook.tools.cli.run.program import command_of
 from veomni_hook.tools.cli.usage import UsageError, write_file
@@ -38,9 +38,7 @@ def plan(
         typer.Option("-o", "--output", metavar="FILE", help="Also write an HTML page.", show_default=False),
     ] = None,
     *,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the script prints (on standard error).")
-    ] = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what memory a step of your training script will take: where it goes, and which length fits.

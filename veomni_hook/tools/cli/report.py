@@ -75,9 +75,16 @@ def report(
     lead = f"Kernels are chosen for: {place}; kernels = {choice}."
     charts = _charts(modules, place)
     page = whole(Report(f"{labels}: patches and kernels", lead, modules, charts=charts))
-    _write(page, file)
+    if file == STDOUT:
+        output.emit(page)
+        return
+    write_file(file, page, "the page")
+    output.note(f"wrote {file}")
     if open_:
-        _open(file)
+        import webbrowser
+
+        if not webbrowser.open(file.resolve().as_uri()):
+            output.warn(f"no browser was found; open {file.resolve()} in one")
 
 
 def _answers(choice: Choice, system: System) -> Callable[[Place], list[Answer]]:
@@ -123,18 +130,3 @@ def _charts(modules: Sequence[Module], system: System) -> list[Chart]:
     except (OSError, ValueError, KeyError) as error:
         output.warn(f"the recorded benchmarks in {folder} are left out: {error}")
         return []
-
-
-def _write(page: str, file: Path) -> None:
-    if file == STDOUT:
-        output.emit(page)
-        return
-    write_file(file, page, "the page")
-    output.note(f"wrote {file}")
-
-
-def _open(file: Path) -> None:
-    import webbrowser
-
-    if not webbrowser.open(file.resolve().as_uri()):
-        output.warn(f"no browser was found; open {file.resolve()} in one")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from veomni_hook.errors import ConfigError, KernelError, LockError, SettingsError, VeomniHookError
 
-FINE = 0
 FOUND = 1
 WRONG_USE = 2
 

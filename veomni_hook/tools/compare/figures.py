@@ -89,7 +89,7 @@ def side(runs: Iterable[Run], warmup: int) -> Side:
     return Side(
         runs=len(known),
         counted=len(pooled),
-        median=statistics.median(pooled) if pooled else None,
+        median=_median(pooled),
         quartiles=(quartiles[0], quartiles[2]) if quartiles else None,
         medians=tuple(statistics.median(of_run) for of_run in counted if of_run),
         tokens_a_second=_tokens_a_second(known, warmup),
@@ -155,7 +155,7 @@ def _tokens_a_second(runs: Iterable[Run], warmup: int) -> float | None:
             if tokens is None:
                 return None
             rates.append(tokens / seconds if seconds else math.inf)
-    return statistics.median(rates) if rates else None
+    return _median(rates)
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -9,7 +9,7 @@ from veomni_hook.tools.facts import Facts
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["explained", "kernels_of", "named"]
+__all__ = ["kernels_of", "named"]
 
 
 def kernels_of(model: nn.Module) -> list[Facts]:
@@ -41,15 +41,6 @@ def kernels_of(model: nn.Module) -> list[Facts]:
             row["places"] += 1
             row["calls"] += times
     return list(rows.values())
-
-
-def explained(model: nn.Module) -> list[str]:
-    """Return the last sentence of `veomni_hook.explain`, if the model has patched code."""
-    from veomni_hook.kernels.explain.summary import summary
-    from veomni_hook.tools.report.explanation import explain
-
-    rows = explain(model).rows
-    return [summary(rows)] if rows else []
 
 
 def named(row: Facts) -> str:

@@ -2,8 +2,7 @@
 
 Guards refuse a kernel if a module has hooks or a replaced `forward` or `__call__`, so none of these is
 changed. The observer uses `torch.autograd.backward`, which every loss goes through, torch's global hook for
-optimizer steps, and `PreTrainedModel._call_impl`, which torch calls inside `__call__`. This module does not
-import torch before the script does.
+optimizer steps, and `PreTrainedModel._call_impl`, which torch calls inside `__call__`.
 """
 
 from __future__ import annotations
@@ -14,23 +13,19 @@ import importlib
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from veomni_hook.tools.compare.plan import ATTACHED, RESULT, Plan
+from veomni_hook.tools.compare.recorder import Recorder, rank_and_world
 
-TYPE_CHECKING = False  # every Python process of the run imports this, even if it trains nothing
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-    from typing import Any
+__all__ = ["Observation", "Stopped", "attach"]
 
-    import torch
-
-    from veomni_hook.tools.compare.recorder import Recorder
-
-    Function = Callable[..., object]
-
-__all__ = ["Observation", "Stopped", "install"]
+Function: TypeAlias = Callable[..., object]
 
 # How long a finished rank waits for the others: the first one to end may stop the store that all use.
 WAIT = 20.0
@@ -43,54 +38,14 @@ class Stopped(SystemExit):
         super().__init__(0)
 
 
-def install(attach: Callable[[Plan], None] | None = None) -> None:
-    """Observe this process, or call ``attach``, when it has imported torch; without a plan, do nothing."""
-    plan = Plan.read(os.environ)
-    if plan is not None and "torch" not in sys.modules:
-        sys.meta_path.insert(0, _TorchFinder(lambda: (attach or _attach)(plan)))
-
-
-def _attach(plan: Plan) -> None:
-    from veomni_hook.tools.compare.recorder import Recorder
-
+def attach(plan: Plan) -> None:
+    """Record this process, and stop it after the steps of the plan."""
     with open(os.path.join(plan.folder, f"{ATTACHED}{os.getpid()}"), "w", encoding="ascii"):
         pass
     observation = Observation(Recorder(plan), stop=_stop)
     observation.begin()
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=observation.recorder.forked)
-
-
-class _TorchFinder:
-    """Finds torch through the other finders, and calls back when it has been imported."""
-
-    def __init__(self, imported: Callable[[], None]) -> None:
-        self._imported = imported
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return torch's own spec, with a loader that calls back once; None for every other name."""
-        if fullname != "torch":
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
-        if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
-        return spec
-
-    def _wrap(self, loader: Any) -> None:
-        # The loader object stays the same; only one attribute is replaced, for one call.
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            execute(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self._imported()
-
-        loader.exec_module = exec_module
+        os.register_at_fork(after_in_child=observation.recorder.reset)
 
 
 class Observation:
@@ -109,9 +64,6 @@ class Observation:
 
     def begin(self) -> None:
         """Start observing."""
-        import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         self._replace(torch.autograd, "backward", self._backward)
         self._replace(torch.optim.Optimizer, "__init__", self._optimizer_made)
         self._replace(torch.amp.GradScaler, "__init__", self._scaler_made)
@@ -135,8 +87,6 @@ class Observation:
         self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
     def _backward(self, original: Function, *args: object, **kwargs: object) -> object:
-        import torch
-
         recorder = self.recorder
         # A call inside a call comes from a reentrant checkpoint.
         if torch.compiler.is_compiling() or recorder.depth:
@@ -169,8 +119,6 @@ class Observation:
         return result
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        import torch
-
         if torch.compiler.is_compiling():
             return
         self._note_process()
@@ -208,8 +156,6 @@ class Observation:
 def _observed_call(
     recorder: Recorder, note: Function, original: Function, model: object, *args: object, **kwargs: object
 ) -> object:
-    import torch
-
     calling = recorder.calling
     if (
         torch.compiler.is_compiling()
@@ -227,8 +173,6 @@ def _observed_call(
 
 
 def _scale(original: Function, scaler: object, outputs: object) -> object:
-    import torch
-
     scaled = original(scaler, outputs)
     if isinstance(scaled, torch.Tensor) and scaled is not outputs:
         scaled._veomni_compare_unscaled = outputs.detach()  # type: ignore[attr-defined]
@@ -237,8 +181,6 @@ def _scale(original: Function, scaler: object, outputs: object) -> object:
 
 def _scalars(tensors: Any, grad_tensors: object = None, *_: object, **__: object) -> list[torch.Tensor]:
     """Return the losses that backward was called on: scalars without a gradient argument."""
-    import torch
-
     if grad_tensors is not None:
         return []
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -260,8 +202,6 @@ def _stop(recorder: Recorder) -> None:
 
 
 def _wait_for_ranks(folder: str) -> None:
-    from veomni_hook.tools.compare.recorder import rank_and_world
-
     _, world = rank_and_world()
     here = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     limit = time.monotonic() + WAIT
@@ -274,7 +214,5 @@ def _wait_for_ranks(folder: str) -> None:
 
 def _leave_group() -> None:
     """Leave the process group, because the script no longer can; otherwise NCCL warns."""
-    from torch import distributed
-
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

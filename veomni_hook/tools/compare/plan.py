@@ -15,9 +15,9 @@ __all__ = [
     "PROGRESS",
     "RESULT",
     "Plan",
-    "is_ordered",
     "order",
     "ordered",
+    "write_whole",
 ]
 
 #: The folder that is put first in PYTHONPATH.
@@ -65,12 +65,17 @@ def order(folder: str, *, memory: int | None, reach: int | None, setting: str) -
         json.dump({"memory": memory, "reach": reach, "setting": setting}, file)
 
 
-def is_ordered(folder: str) -> bool:
-    """Return whether `order` was called."""
-    return os.path.exists(os.path.join(folder, _ORDER))
-
-
 def ordered(folder: str) -> Any:
-    """Return what `order` was called with, by name."""
-    with open(os.path.join(folder, _ORDER), encoding="utf-8") as file:
-        return json.load(file)
+    """Return what `order` was called with, by name; None if it was not."""
+    try:
+        with open(os.path.join(folder, _ORDER), encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def write_whole(path: str, facts: object) -> None:
+    """Write a JSON file, which others see whole or not at all."""
+    with open(f"{path}.part", "w", encoding="utf-8") as file:
+        json.dump(facts, file)
+    os.replace(f"{path}.part", path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 
@@ -12,17 +11,11 @@ from torch.optim import Optimizer
 
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.tools.compare.observer import Observation, Stopped
-from veomni_hook.tools.compare.plan import PLANNED, Plan, ordered
+from veomni_hook.tools.compare.plan import PLANNED, Plan, ordered, write_whole
 from veomni_hook.tools.compare.recorder import Recorder, rank_and_world
 from veomni_hook.tools.facts import Facts
 
-__all__ = ["Planner", "attach"]
-
-
-def attach(plan: Plan) -> None:
-    """Plan in this process, at the first call of a model that trains."""
-    planner = Planner(plan)
-    planner.observation.begin()
+__all__ = ["Planner"]
 
 
 class Planner(Recorder):
@@ -30,7 +23,8 @@ class Planner(Recorder):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self.observation = Observation(self, stop=_never)
+        # Nothing ends the script after its steps: none counts.
+        self.observation = Observation(self, stop=lambda _: None)
 
     def note_call(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Plan a call of ``model`` and end the script."""
@@ -38,7 +32,8 @@ class Planner(Recorder):
             return
         self.observation.end()
         if rank_and_world()[0] == 0:
-            self._write(self._planned(model, args, kwargs))
+            path = os.path.join(self.plan.folder, PLANNED)
+            write_whole(path, self._planned(model, args, kwargs))
         raise Stopped
 
     def note_backward(self, losses: Sequence[torch.Tensor]) -> None:
@@ -65,13 +60,3 @@ class Planner(Recorder):
         except VeomniHookError as error:
             return {"what": error.what, "where": error.where, "fix": error.fix}
         return plan.to_dict()
-
-    def _write(self, facts: Facts) -> None:
-        path = os.path.join(self.plan.folder, PLANNED)
-        with open(f"{path}.part", "w", encoding="utf-8") as file:
-            json.dump(facts, file)
-        os.replace(f"{path}.part", path)
-
-
-def _never(_: Recorder) -> None:
-    """Be what ends a script after its steps: none counts."""

@@ -87,7 +87,7 @@ def _ending(
     command: Sequence[str], environ: Mapping[str, str], cwd: Path | None, output: IO[bytes] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Make sure that the process has ended when the block is left, also by Ctrl-C or SIGTERM."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A shell starts background jobs with SIGINT ignored, which the process would inherit.
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:
@@ -112,10 +112,6 @@ def _ending(
             end(process)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

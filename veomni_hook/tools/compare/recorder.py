@@ -6,7 +6,6 @@ recording does not synchronise, and does not change how host and device overlap.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -21,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from veomni_hook.tools.compare.measures import Moment, device_name, is_capturing, peak_memory, seconds_of
-from veomni_hook.tools.compare.plan import PROGRESS, RESULT, Plan
+from veomni_hook.tools.compare.plan import PROGRESS, RESULT, Plan, write_whole
 from veomni_hook.tools.compare.profile import StepProfile
 from veomni_hook.tools.facts import Facts
 
@@ -67,13 +66,14 @@ class Recorder:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, as in a process that was forked: what was recorded is its parent's."""
         self.depth = 0
         self.calling = threading.local()
         self.skipped = 0
         self.notes: list[str] = []
-        self._reset()
-
-    def _reset(self) -> None:
         self._process = os.getpid()
         self._losses: list[torch.Tensor] = []
         self._backwards = 0
@@ -90,12 +90,6 @@ class Recorder:
         self._found_before: Facts | None = None
         self._profile: StepProfile | None = None
         self._profiled_from = 0
-
-    def forked(self) -> None:
-        """Discard what was recorded in the parent process."""
-        self.depth, self.skipped, self.notes = 0, 0, []
-        self.calling = threading.local()
-        self._reset()
 
     @property
     def marks(self) -> int:
@@ -123,7 +117,9 @@ class Recorder:
             if parameter is not None:
                 self._device = self._device or parameter.device.type
                 self._first_call = Moment(self._device)
-                self._low_precision = _autocast(self._device) or str(parameter.dtype).removeprefix("torch.")
+                autocast = torch.is_autocast_enabled(self._device)
+                dtype = torch.get_autocast_dtype(self._device) if autocast else parameter.dtype
+                self._low_precision = str(dtype).removeprefix("torch.")
 
     def note_step(self, optimizer: Optimizer) -> int:
         """Record a step of an optimizer; return how many of its steps count.
@@ -193,9 +189,7 @@ class Recorder:
             os.close(self._progress)
         record = {"stopped": stopped, **(self._found_before or self._found())}
         path = os.path.join(self.plan.folder, f"{RESULT}{record['rank']}-{os.getpid()}.json")
-        with open(f"{path}.part", "w", encoding="utf-8") as file:
-            json.dump(record, file)
-        os.replace(f"{path}.part", path)
+        write_whole(path, record)
         return True
 
     def _found(self) -> Facts:
@@ -255,12 +249,15 @@ class Recorder:
     def _add_kernels(self, found: Facts) -> None:
         # Only now, after the last step: they load kernels.
         from veomni_hook.finders.state import STATE
-        from veomni_hook.tools.compare.kernels import explained, kernels_of
+        from veomni_hook.kernels.explain.summary import summary
+        from veomni_hook.tools.compare.kernels import kernels_of
+        from veomni_hook.tools.report.explanation import explain
 
         found["models"] = sorted({type(model).__name__ for model in self._models})
         if STATE.handles and os.environ.get("VEOMNI_HOOK") != "0":
             found["kernels"] = [row for model in self._models for row in kernels_of(model)]
-            found["explained"] = [sentence for model in self._models for sentence in explained(model)]
+            patched = (rows for model in self._models if (rows := explain(model).rows))
+            found["explained"] = [summary(rows) for rows in patched]
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -269,12 +266,6 @@ def rank_and_world() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _autocast(device: str) -> str:
-    if not torch.is_autocast_enabled(device):
-        return ""
-    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
 def _precision(seen: str) -> str:

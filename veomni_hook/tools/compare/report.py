@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias, TypedDict, cast
 
-from veomni_hook.tools.compare.figures import LossDifference, loss_difference, side, times
+from veomni_hook.tools.compare.figures import loss_difference, side, times
 from veomni_hook.tools.compare.runs import Run
 from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict, why
 from veomni_hook.tools.facts import Facts
@@ -28,21 +28,13 @@ UNKNOWN = dict.fromkeys(field.name for field in fields(Comparison))
 Curve: TypeAlias = list[float | None]
 
 
-class Losses(TypedDict):
-    """How far loss curves differ, as `LossDifference`."""
-
-    largest: float | None
-    step: int | None
-    by_step: Curve
-
-
 class Loss(TypedDict):
-    """The losses of both kinds compared, and those of runs without the hook."""
+    """The losses of both kinds compared, and those of runs without the hook: each a `LossDifference`."""
 
     verdict: str
     tolerance: float
-    without_and_with: Losses
-    two_without: Losses
+    without_and_with: Facts
+    two_without: Facts
 
 
 #: All of a comparison; ``without`` and ``with`` are `figures.Side`, ``time`` is `significance.Comparison`,
@@ -106,8 +98,8 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         "loss": {
             "verdict": judged.loss,
             "tolerance": limit,
-            "without_and_with": _difference(between),
-            "two_without": _difference(own),
+            "without_and_with": asdict(between),
+            "two_without": asdict(own),
         },
         "curves": {"without": _mean_curve(without), "with": _mean_curve(hooked)},
         "kernels": _fact(hooked, "kernels") or [],
@@ -123,10 +115,6 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
 
 def _fact(runs: Sequence[Run], name: str) -> Any:
     return next((run.facts[name] for run in runs if run.facts.get(name)), None)
-
-
-def _difference(one: LossDifference) -> Losses:
-    return {"largest": one.largest, "step": one.step, "by_step": list(one.by_step)}
 
 
 def _mean_curve(runs: Sequence[Run]) -> Curve:

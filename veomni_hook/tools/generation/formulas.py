@@ -38,7 +38,8 @@ class _Reference:
             name = pending.pop()
             if name not in needed:
                 needed[name] = self.homes[name]
-                pending += (use.name for use in global_uses(_alone(self.homes[name]), self.homes))
+                alone = ast.Module([self.homes[name]], [])
+                pending += (use.name for use in global_uses(alone, self.homes))
         return needed
 
 
@@ -76,7 +77,12 @@ def written(formulas: Iterable[tuple[str, str]], module: ast.Module) -> str:
             if there.get(name) != text:
                 imports[called[name]] = text
         functions += _definitions(reference, needed, called)
-    lines = [_import(name, text) for name, text in sorted(imports.items())]
+    lines = []
+    for name, text in sorted(imports.items()):
+        module_name, _, attribute = text.partition(":")
+        renamed = "" if name == (attribute or module_name) else f" as {name}"
+        start = f"from {module_name} import {attribute}" if attribute else f"import {module_name}"
+        lines.append(f"{start}{renamed}")
     return "\n\n\n".join([*(["\n".join(lines)] if lines else []), *functions])
 
 
@@ -87,7 +93,7 @@ def _definitions(reference: _Reference, needed: dict[str, ast.stmt], called: dic
         name = next((name for name, one in needed.items() if one is statement), None)
         if name is None or _imported(statement):
             continue
-        nodes = [use.node for use in global_uses(_alone(statement), called)]
+        nodes = [use.node for use in global_uses(ast.Module([statement], []), called)]
         edits = [
             Edit(document.start(n), document.end(n), called[n.id]) for n in nodes if isinstance(n, ast.Name)
         ]
@@ -106,10 +112,6 @@ def _reference(op: str) -> _Reference:
     return _Reference(op, document, {name: one for one in document.tree.body for name in own_names([one])})
 
 
-def _alone(statement: ast.stmt) -> ast.Module:
-    return ast.Module([statement], [])
-
-
 def _imported(statement: ast.stmt) -> dict[str, str]:
     """The names that an import binds, each with what it is: a module, or ``module:name``."""
     if isinstance(statement, ast.Import):
@@ -117,10 +119,3 @@ def _imported(statement: ast.stmt) -> dict[str, str]:
     if isinstance(statement, ast.ImportFrom):
         return {one.asname or one.name: f"{statement.module}:{one.name}" for one in statement.names}
     return {}
-
-
-def _import(name: str, text: str) -> str:
-    module, _, attribute = text.partition(":")
-    last = attribute or module
-    renamed = "" if last == name else f" as {name}"
-    return f"from {module} import {attribute}{renamed}" if attribute else f"import {module}{renamed}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 from veomni_hook.patches.code.document import Document
@@ -37,14 +36,13 @@ def made_here(document: Document) -> tuple[list[Edit], str]:
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{_AUTO}.")
         for alias in node.names
     }
-    edits = [edit for call in calls_in(document.tree) for edit in _edits(document, call, autos)]
+    edits: list[Edit] = []
+    for call in calls_in(document.tree):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr), args=[first, *_]):
+                if attr == _METHOD and name in autos:
+                    start, end = document.start(call.func), document.end(call.func)
+                    edits.append(Edit(start, end, veomni_from_config.__name__))
+                    edits.append(Edit(document.start(first), document.start(first), f"{name}, "))
     function = inspect.getsource(veomni_from_config).replace(": Any", "").replace(" -> Any", "")
     return edits, function.rstrip("\n") if edits else ""
-
-
-def _edits(document: Document, call: ast.Call, autos: set[str]) -> Iterator[Edit]:
-    match call:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr), args=[first, *_]):
-            if attr == _METHOD and name in autos:
-                yield Edit(document.start(call.func), document.end(call.func), veomni_from_config.__name__)
-                yield Edit(document.start(first), document.start(first), f"{name}, ")

@@ -164,18 +164,17 @@ def _site(old: Lock, new: Lock, one: Placed, other: Placed, renames: Renames) ->
     result, detail = _verdict(old, new, one.site, other.site, text_changed=bool(changed))
     if arguments := _arguments(one.site, other.site, first, second, renames):
         result, detail = result or ARGUMENTS, "; ".join([*arguments, *filter(None, [detail])])
-    if not result and names:
-        a, b = first.get(names[0][0]), second.get(names[0][1])
-        said = difference(a.signature, b.signature, _new_names(renames.of(a, b))) if a and b else ""
-        if said:
+    a, b = (first.get(names[0][0]), second.get(names[0][1])) if names else (None, None)
+    if not result and a is not None and b is not None:
+        if said := difference(a.signature, b.signature, _new_names(renames.of(a, b))):
             result, detail = SIGNATURE, f"{said}; what is routed computes the same"
     if not result and changed:
         result, detail = TEXT, "what is routed computes the same"
     if (one.module, one.site.target) != (other.module, other.site.target):
         place = f"{other.site.target} in {other.module}" if one.module != other.module else other.site.target
         result, detail = result or MOVED, f"it is now {place}; {detail}".rstrip("; ")
-    elif not result and (said := _line_change(first, second, names)):
-        result, detail = LINE, said
+    elif not result and a is not None and b is not None and a.line != b.line:
+        result, detail = LINE, f"line {a.line} is now {b.line}"
     if result:
         matters = result in MATTERS
         diffs = _diffs(old, new, one.module, other.module, changed or names)
@@ -296,15 +295,6 @@ def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames
         remark = f"; {one.config} has to follow" if matters else ""
         diffs = _diffs(old, new, module, module, [(one.target, one.target)])
         yield Change(module, one.kind, one.target, result, detail + remark, matters, diffs)
-
-
-def _line_change(
-    first: Mapping[str, Body], second: Mapping[str, Body], names: Sequence[tuple[str, str]]
-) -> str:
-    a, b = (first.get(names[0][0]), second.get(names[0][1])) if names else (None, None)
-    if a is None or b is None or a.line == b.line:
-        return ""
-    return f"line {a.line} is now {b.line}"
 
 
 def _diffs(

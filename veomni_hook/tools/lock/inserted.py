@@ -22,6 +22,8 @@ __all__ = ["inserted_calls", "lost", "swapped"]
 #: The arguments of calls, by function and parameter: ``{"found": {"cache": "past_key_values"}}``.
 Arguments: TypeAlias = Mapping[str, Mapping[str, str]]
 _ROOT = "veomni_hook"
+#: Arguments that say nothing.
+_UNBOUND = ("", "None", "()", "{}")
 
 
 def inserted_calls(document: Document, site: Site) -> dict[str, dict[str, str]]:
@@ -52,7 +54,7 @@ def lost(old: Arguments, new: Arguments) -> list[str]:
     return [
         name
         for function, name, text in _both(old, new)
-        if _is_bound(text) and not _is_bound(new[function].get(name, ""))
+        if text not in _UNBOUND and new[function].get(name, "") in _UNBOUND
     ]
 
 
@@ -83,10 +85,6 @@ def _both(old: Arguments, new: Arguments) -> Iterator[tuple[str, str, str]]:
     for function, arguments in old.items():
         if function in new:
             yield from ((function, *argument) for argument in arguments.items())
-
-
-def _is_bound(text: str) -> bool:
-    return text not in ("", "None", "()", "{}")
 
 
 def _calls(document: Document, site: Site) -> Iterator[ast.Call]:

@@ -56,7 +56,7 @@ def moved(gone: Sequence[Placed], fresh: Sequence[Placed]) -> list[tuple[Placed,
         (one.module != other.module, distance(one.site.target, other.site.target), index, at)
         for index, one in enumerate(gone)
         for at, other in enumerate(fresh)
-        if _computes_the_same(one, other) and _may_be(one, other, module_gone=one.module in modules_gone)
+        if _may_be(one, other, module_gone=one.module in modules_gone)
     )
     place_of: dict[int, int] = {}
     for _, _, index, at in ranked:
@@ -66,16 +66,14 @@ def moved(gone: Sequence[Placed], fresh: Sequence[Placed]) -> list[tuple[Placed,
 
 
 def _may_be(one: Placed, other: Placed, *, module_gone: bool) -> bool:
+    """Whether a site computes the same as one that is gone, and its place or its name fits."""
+    same_code = one.site.form == other.site.form != "" or one.fingerprint == other.fingerprint != ""
+    if _formula(one)[:2] != _formula(other)[:2] or not same_code:
+        return False
     if one.module == other.module or one.site.target == other.site.target:
         return True
     near = distance(one.site.target, other.site.target) <= len(one.site.target) * _NEAR
     return module_gone and near
-
-
-def _computes_the_same(one: Placed, other: Placed) -> bool:
-    if _formula(one)[:2] != _formula(other)[:2]:
-        return False
-    return one.site.form == other.site.form != "" or one.fingerprint == other.fingerprint != ""
 
 
 def _formula(one: Placed) -> tuple[str, str, str]:

@@ -204,9 +204,13 @@ def _differing(
     if isinstance(old, ast.ClassDef) and isinstance(new, ast.ClassDef):
         return _in_classes(old, new, renames or {})
     names: dict[tuple[str, str], str] = {}
-    if type(old) is not type(new) or not _same(_fields(old), _fields(new), names):
+    before, after = (
+        [value for name, value in significant_fields(tree) if name not in ("name", "decorator_list")]
+        for tree in (old, new)
+    )
+    if type(old) is not type(new) or not _same(before, after, names):
         return None
-    turned = [(kind, after) for (kind, _), after in names.items() if kind != "keyword"]
+    turned = [(kind, now) for (kind, _), now in names.items() if kind != "keyword"]
     if len({*turned}) < len(turned):
         return None  # two names became one; as keywords of two calls they may
     one, other = (
@@ -214,9 +218,9 @@ def _differing(
         for tree in (old, new)
     )
     return frozenset(
-        (kind, before, after)
-        for (kind, before), after in names.items()
-        if before != after and not (kind == "name" and before in one and after in other)
+        (kind, was, now)
+        for (kind, was), now in names.items()
+        if was != now and not (kind == "name" and was in one and now in other)
     )
 
 
@@ -234,10 +238,6 @@ def _in_classes(
             return None
         names |= differs
     return frozenset(names)
-
-
-def _fields(node: ast.AST) -> list[object]:
-    return [value for name, value in significant_fields(node) if name not in ("name", "decorator_list")]
 
 
 def _without_methods(owner: ast.ClassDef) -> ast.Module:

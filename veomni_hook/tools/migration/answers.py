@@ -162,8 +162,11 @@ def answer(
     slots = _SLOT.findall(concern.evidence)
     if concern.name == words.LOSS or (slots and concern.name in (words.KERNEL, words.LOAD_BALANCING)):
         return _of_slots(slots or ("cross_entropy_loss",), routes, results)
-    if concern.name == words.KERNEL:
-        return _of_kernel(concern, routes, results)
+    if concern.name == words.KERNEL and concern.evidence.startswith("drops "):
+        return Answer(SAME, "kernels of the Hub run only with `use_kernels=True`")
+    if concern.name == words.KERNEL:  # one that is called without a slot
+        kernels = [route for route in _that_ran(routes, results) if route.partition("/")[0] in built_in()]
+        return Answer(SAME, ", ".join(kernels)) if kernels else Answer(MISSING, "no kernel")
     return _of_feature(concern, results, target)
 
 
@@ -182,14 +185,6 @@ def _of_feature(concern: Concern, results: Mapping[str, Any] | None, target: str
         return Answer(SAME, FEATURES[concern.name])
     reason = REASONS.get(concern.name)
     return Answer(MISSING, lack) if reason is None else Answer(BY_DESIGN, reason.format(lack))
-
-
-def _of_kernel(concern: Concern, routes: Sequence[str], results: Mapping[str, Any] | None) -> Answer:
-    """An answer for a kernel that is called without a slot."""
-    if concern.evidence.startswith("drops "):
-        return Answer(SAME, "kernels of the Hub run only with `use_kernels=True`")
-    kernels = [route for route in _that_ran(routes, results) if route.partition("/")[0] in built_in()]
-    return Answer(SAME, ", ".join(kernels)) if kernels else Answer(MISSING, "no kernel")
 
 
 def _of_slots(slots: Iterable[str], routes: Sequence[str], results: Mapping[str, Any] | None) -> Answer:

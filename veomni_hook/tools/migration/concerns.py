@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from veomni_hook.patches.code.tree import last_name
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.tools.migration import vocabulary as words
 from veomni_hook.tools.migration.reading import (
     about_positions,
-    autocast_blocks,
     body_of,
     calls,
     class_attributes,
     decorator_names,
     dtype_in_training,
     in_float32,
-    last_name,
     only_raises,
     unreached,
 )
@@ -60,12 +59,17 @@ class Concern:
 
 @dataclass(frozen=True)
 class _Code:
-    """What the rules look at: the replacement, upstream's body, and what the code uses of the config."""
+    """What the rules look at: the replacement, upstream's body, and what the code uses of the config.
+
+    ``names`` are those that the config gives to the module, ``off`` targets whose replacement only raises.
+    """
 
     patch: Patch
     config: PatchConfig
     new: ast.Module
     old: ast.Module | None
+    names: Given
+    off: frozenset[str]
     used: Used
 
     @property
@@ -102,9 +106,9 @@ def concerns(patch: Patch, config: PatchConfig, upstream: str | None = None) -> 
         ReplacementError: the source of the replacement, or of a helper, cannot be read.
         SyntaxError: ``upstream``, or a block of the config, is not valid Python.
     """
-    names = _given(config, _size(config))
+    names, off = _known(config, _size(config))
     new, old = replacement(patch, config), definition(upstream, patch.target)
-    code = _Code(patch, config, new, old, used(new, names))
+    code = _Code(patch, config, new, old, names, off, used(new, names))
     contract = words.METHODS.get(code.method) if old is None else None
     if contract is not None:  # a method that VeOmni calls by name, and upstream does not have
         found = [Concern(contract, f"adds {code.method}")]
@@ -128,14 +132,10 @@ def _size(config: PatchConfig) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _given(config: PatchConfig, _size: tuple[int, ...]) -> Given:
-    return given(config)
-
-
-@lru_cache(maxsize=8)
-def _switched_off(config: PatchConfig, _size: tuple[int, ...]) -> frozenset[str]:
-    """The targets whose replacement only raises."""
-    return frozenset(one.target for one in config.patches if only_raises(replacement(one, config)))
+def _known(config: PatchConfig, _size: tuple[int, ...]) -> tuple[Given, frozenset[str]]:
+    """The names that a config gives to the module, and the targets whose replacement only raises."""
+    names = given(config)
+    return names, frozenset(one.target for one in config.patches if only_raises(replacement(one, config)))
 
 
 # Rules on what the code uses
@@ -147,19 +147,12 @@ def _slots(code: _Code) -> Iterator[Concern]:
         text = f"{IDLE}{idle[name]}" if name in idle else _slot_text(op, variant)
         for concern in words.OPS.get(op, (words.KERNEL,)):
             yield Concern(concern, text)
-
-
-def _slot_text(op: str, variant: str) -> str:
-    return f"{words.OP_SLOT} {op}/{variant}" if variant else f"{words.CONFIG_SLOT} {op}"
-
-
-def _kept_slots(code: _Code) -> Iterator[Concern]:
-    """Kernels that a patch of the same class's ``__init__`` takes from slots and keeps in attributes."""
+    # Kernels that a patch of the same class's `__init__` takes from slots and keeps in attributes.
     owner = code.patch.target.rpartition(".")[0]
     first = next((one for one in code.config.patches if one.target == f"{owner}.__init__"), None)
     if first is None or first is code.patch or not owner:
         return
-    slots = _given(code.config, _size(code.config)).slots
+    slots = code.names.slots
     for node in ast.walk(replacement(first, code.config)):
         if not isinstance(node, ast.Assign):
             continue
@@ -172,14 +165,14 @@ def _kept_slots(code: _Code) -> Iterator[Concern]:
                 yield Concern(words.KERNEL, _slot_text(op, variant))
 
 
-def _external(code: _Code) -> Iterator[Concern]:
-    source = code.patch.replacement_source
-    if source:
-        module, _, name = source.rpartition(".")
-        yield Concern(words.of_module(module, name) or words.OTHER, f"{name} of {module}")
+def _slot_text(op: str, variant: str) -> str:
+    return f"{words.OP_SLOT} {op}/{variant}" if variant else f"{words.CONFIG_SLOT} {op}"
 
 
 def _imports(code: _Code) -> Iterator[Concern]:
+    if source := code.patch.replacement_source:  # the replacement itself is another package's
+        module, _, name = source.rpartition(".")
+        yield Concern(words.of_module(module, name) or words.OTHER, f"{name} of {module}")
     for origin in code.used.imports.values():
         module, _, name = origin.partition(":")
         concern = words.of_module(module, name)
@@ -215,26 +208,21 @@ def _zeros(code: _Code) -> Iterator[Concern]:
                 return
 
 
-def _host_reads(code: _Code) -> Iterator[Concern]:
-    if code.old is None or any(op == "moe_experts" for op, _ in code.used.slots.values()):
-        return  # a kernel for experts has no loop over them: not what it is for
-    lost = calls(code.old, words.HOST_READS) - calls(code.new, words.HOST_READS)
-    if lost:
-        yield Concern(words.HOST_SYNC, f"drops {', '.join(sorted(lost))}")
-
-
-def _whole_features(code: _Code) -> Iterator[Concern]:
-    """Features that stay one tensor, and masks without a feature axis, can be exchanged between ranks."""
+def _dropped(code: _Code) -> Iterator[Concern]:
+    """Calls and masks of upstream's code that the replacement does not have."""
     if code.old is None:
         return
-    lost = calls(code.old, re.compile("split|expand_as")) - calls(code.new, re.compile("split|expand_as"))
-    if "split" in lost and "torch_compilable_check" not in lost and code.method.startswith("get_"):
+    reads = calls(code.old, words.HOST_READS) - calls(code.new, words.HOST_READS)
+    # A kernel for experts has no loop over them: not what it is for.
+    if reads and all(op != "moe_experts" for op, _ in code.used.slots.values()):
+        yield Concern(words.HOST_SYNC, f"drops {', '.join(sorted(reads))}")
+    # Features that stay one tensor, and masks without a feature axis, can be exchanged between ranks.
+    shapes = re.compile("split|expand_as")
+    lost = calls(code.old, shapes) - calls(code.new, shapes)
+    if "split" in lost and code.method.startswith("get_"):
         yield Concern(words.SEQUENCE_PARALLEL, "features stay one tensor, not split by image")
     if "expand_as" in lost and code.method == "get_placeholder_mask":
         yield Concern(words.SEQUENCE_PARALLEL, "masks have no feature axis")
-
-
-def _padding(code: _Code) -> Iterator[Concern]:
     masks = {name for name in code.lost_from(code.new) if name.endswith("_attention_mask")}
     if masks:
         yield Concern(words.PACKING, f"takes no {', '.join(sorted(masks))}")
@@ -252,7 +240,8 @@ def _position_ids(code: _Code) -> Iterator[Concern]:
 def _numerics(code: _Code) -> Iterator[Concern]:
     if code.old is None:
         return
-    if autocast_blocks(code.new) > autocast_blocks(code.old):
+    autocast = re.compile("autocast|maybe_autocast")
+    if calls(code.new, autocast).total() > calls(code.old, autocast).total():
         yield Concern(words.NUMERICS, "autocast is off")
     elif wider := sorted(in_float32(code.new) - in_float32(code.old)):
         yield Concern(words.NUMERICS, f"in float32: {', '.join(wider[:3])}")
@@ -316,11 +305,7 @@ def _exclusions(code: _Code) -> Iterator[Concern]:
     if gone:
         yield Concern(words.EXCLUSION, f"does not name {', '.join(sorted(gone)[:2])}")
     owner = code.patch.target.rpartition(".")[0]
-    off = {
-        target.rpartition(".")[2]
-        for target in _switched_off(code.config, _size(code.config))
-        if target.startswith(f"{owner}.")
-    }
+    off = {target.rpartition(".")[2] for target in code.off if target.startswith(f"{owner}.")}
     if called := sorted(code.lost_from(code.new) & off):
         yield Concern(words.EXCLUSION, f"does not call {called[0]}")
     body = body_of(code.new)
@@ -331,16 +316,12 @@ def _exclusions(code: _Code) -> Iterator[Concern]:
 
 
 _RULES: tuple[Callable[[_Code], Iterator[Concern]], ...] = (
-    _external,
     _slots,
-    _kept_slots,
     _imports,
     _decorators,
     _identifiers,
     _zeros,
-    _host_reads,
-    _whole_features,
-    _padding,
+    _dropped,
     _position_ids,
     _raw_logits,
     _numerics,

@@ -14,8 +14,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.snippet import Snippet, read_snippet
+from veomni_hook.patches.code.imports import absolute_imports
+from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchType
 from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.migration.reduce import COVERED, KEPT, LEFT_OUT, Explained, Reduced
@@ -29,7 +29,8 @@ _VERBS = {
     PatchType.METHOD_ADDITION: "add_method",
     PatchType.INIT_MODIFICATION: "modify_init",
 }
-_GENERATED = "generated"
+#: A module in the folder for which patchgen generates files, as relative imports see it.
+_GENERATED = "generated.module"
 _WIDTH = 110
 
 
@@ -198,25 +199,15 @@ def _external(patch: Patch) -> Iterator[str]:
 def _copied(patch: Patch, reduced: Reduced) -> str:
     """The text of a replacement that cannot be imported as it is; empty if it can."""
     snippet = read_snippet(patch.replacement, where=f"config {reduced.config.name}", target=patch.target)
-    relative = [
-        node for node in ast.walk(snippet.document.tree) if isinstance(node, ast.ImportFrom) and node.level
-    ]
+    relative = any(
+        isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(snippet.document.tree)
+    )
     module = sys.modules.get(patch.replacement.__module__)
     importable = getattr(module, patch.replacement.__qualname__, None) is patch.replacement
     if importable and not relative:
         return ""
     home = reduced.config.name.partition(":")[0].rpartition(".")[0]
-    return _absolute(snippet, relative, f"{home}.{_GENERATED}".removeprefix("."))
-
-
-def _absolute(snippet: Snippet, relative: Sequence[ast.ImportFrom], package: str) -> str:
-    document, edits = snippet.document, []
-    for node in relative:
-        base = package.split(".")[: len(package.split(".")) - node.level + 1]
-        module = ".".join([*base, *([node.module] if node.module else [])])
-        names = ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in node.names)
-        edits.append(Edit(document.start(node), document.end(node), f"from {module} import {names}"))
-    return apply_edits(document.source, edits)
+    return absolute_imports(snippet.document, f"{home}.{_GENERATED}".removeprefix("."))
 
 
 def _text(value: str) -> str:

@@ -65,7 +65,6 @@ def judge(
     *,
     base: str | None = None,
     base_version: str = "",
-    device: str = "gpu",
 ) -> list[Judgement]:
     """Judge every patch of a config on its own; the arguments are those of `served`.
 
@@ -81,7 +80,7 @@ def judge(
     patches = served(config, source, origin, base=base, base_version=base_version)
     document = Document(source, origin.module)
     there = [one for one in patches if one.status != GONE]
-    problems = refused(config, [one.patch for one in there], document, origin, device=device)
+    problems = refused(config, [one.patch for one in there], document, origin)
     errors = {id(there[index].patch): error for index, error in problems.patches.items()}
     if base is not None:
         patches = _together(config, patches, errors, document, Document(base, origin.module))

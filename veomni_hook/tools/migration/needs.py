@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.imports import absolute_name
 from veomni_hook.patches.code.scope import global_bindings, global_uses, own_names
 from veomni_hook.patches.code.snippet import read_snippet
-from veomni_hook.patches.code.tree import blocks
+from veomni_hook.patches.code.tree import module_statements
 from veomni_hook.patches.records import NameMap
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PositionedHelper
-from veomni_hook.patches.verbs.removals import importable
 from veomni_hook.patches.verbs.targets import top_level
+from veomni_hook.tools.migration.alone import helper_name, imported_names
 from veomni_hook.tools.migration.together import unfit
 
 __all__ = ["Needs", "needs"]
@@ -83,10 +84,10 @@ def _providers(config: PatchConfig, document: Document) -> Iterator[_Provider]:
         for part, node in enumerate(ast.parse(textwrap.dedent(block)).body):
             yield _Provider(own_names([node]), ast.Module([node], []), "block", index, part)
     for index, helper in enumerate(config.helpers):
-        yield _Provider({_name(helper)}, _tree(config, helper), "helper", index)
+        yield _Provider({helper_name(helper)}, _tree(config, helper), "helper", index)
     for index, placed in enumerate(config.positioned_helpers):
         if top_level(document, placed.target):
-            yield _Provider({_name(placed.helper)}, _tree(config, placed.helper), "placed", index)
+            yield _Provider({helper_name(placed.helper)}, _tree(config, placed.helper), "placed", index)
 
 
 def _tree(config: PatchConfig, definition: object, name_map: NameMap | None = None) -> ast.Module:
@@ -105,13 +106,10 @@ def _overrides(one: _Provider, config: PatchConfig, origins: dict[str, str]) -> 
 def _origins(document: Document) -> dict[str, str]:
     """The names that upstream binds, with the module that it imports them from (empty: it defines them)."""
     origins = dict.fromkeys(global_bindings(document.tree), "")
-    package = document.module.split(".")
-    for block in blocks(document.tree):
-        for node in block:
-            if isinstance(node, ast.ImportFrom):
-                base = package[: len(package) - node.level] if node.level else []
-                module = ".".join([*base, *([node.module] if node.module else [])])
-                origins.update({alias.asname or alias.name: module for alias in node.names})
+    for node in module_statements(document.tree):
+        if isinstance(node, ast.ImportFrom):
+            module = absolute_name("." * node.level + (node.module or ""), document.module)
+            origins.update({alias.asname or alias.name: module for alias in node.names})
     return origins
 
 
@@ -130,8 +128,7 @@ def _collected(config: PatchConfig, kept: Sequence[_Provider], document: Documen
     collected.helpers = [config.helpers[one.index] for one in kept if one.kind == "helper"]
     collected.placed = [config.positioned_helpers[one.index] for one in kept if one.kind == "placed"]
     bound = {name for one in kept for name in one.names}
-    imported = {name for block in blocks(document.tree) for node in block for name in importable(node)}
-    collected.drops = sorted(config.drop_imported_names & bound & imported)
+    collected.drops = sorted(config.drop_imported_names & bound & imported_names(document))
     return collected
 
 
@@ -145,7 +142,3 @@ def _statements(block: str, parts: Sequence[int]) -> str:
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
         kept += lines[first - 1 : node.end_lineno]
     return "\n".join(kept)
-
-
-def _name(helper: object) -> str:
-    return str(getattr(helper, "__name__", helper))

@@ -7,18 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from veomni_hook.patches.code.tree import decorator_name, last_name
 from veomni_hook.tools.migration.usage import identifiers
 
 __all__ = [
     "about_positions",
-    "autocast_blocks",
     "body_of",
     "calls",
     "class_attributes",
     "decorator_names",
     "dtype_in_training",
     "in_float32",
-    "last_name",
     "only_raises",
     "unreached",
 ]
@@ -31,11 +30,6 @@ def calls(tree: ast.Module, pattern: re.Pattern[str]) -> Counter[str]:
     """How often functions and methods whose name matches are called."""
     names = (last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
     return Counter(name for name in names if pattern.fullmatch(name))
-
-
-def autocast_blocks(tree: ast.Module) -> int:
-    """How often autocast is switched."""
-    return sum(calls(tree, re.compile("autocast|maybe_autocast")).values())
 
 
 def in_float32(tree: ast.Module) -> set[str]:
@@ -66,13 +60,9 @@ def dtype_in_training(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.If | ast.IfExp)
         and "training" in identifiers(node.test)
-        and any("dtype" in identifiers(one) for one in _branches(node))
+        and any("dtype" in identifiers(one) for one in ast.iter_child_nodes(node) if one is not node.test)
         for node in ast.walk(tree)
     )
-
-
-def _branches(node: ast.If | ast.IfExp) -> list[ast.AST]:
-    return [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body, node.orelse]
 
 
 def about_positions(tree: ast.Module) -> list[str]:
@@ -105,17 +95,12 @@ def class_attributes(tree: ast.Module) -> list[tuple[str, str]]:
 def decorator_names(tree: ast.Module) -> set[str]:
     """The decorators of the definition."""
     decorators = getattr(tree.body[0], "decorator_list", []) if tree.body else []
-    return {last_name(one.func if isinstance(one, ast.Call) else one) for one in decorators}
+    return set(map(decorator_name, decorators))
 
 
 def body_of(tree: ast.Module) -> list[ast.stmt]:
     """The statements of the definition; none if there is no definition."""
     return list(getattr(tree.body[0], "body", [])) if tree.body else []
-
-
-def last_name(node: ast.expr) -> str:
-    """The name of what an expression refers to: `x` of ``a.x`` and of ``x``; empty for other expressions."""
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def only_raises(tree: ast.Module) -> bool:

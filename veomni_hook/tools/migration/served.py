@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import Definition, Document
-from veomni_hook.patches.code.nearest_names import is_near_miss, nearest
+from veomni_hook.patches.code.nearest_names import is_near_miss
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.selection import selected
@@ -21,6 +21,7 @@ from veomni_hook.patches.verbs.targets import members, method_names, plain
 from veomni_hook.tools.lock import LINE, Change, Lock, Override, compare, snapshot
 from veomni_hook.tools.lock.changes import GONE
 from veomni_hook.tools.lock.changes import RENAMED as ONLY_RENAMED
+from veomni_hook.tools.migration.alone import near
 
 __all__ = ["APPLIES", "GONE", "MOVED", "RENAMED", "Served", "served"]
 
@@ -156,7 +157,7 @@ def _missing(
     known = [d.qualname for d in now.definitions() if d.kind in kinds]
     if patch.patch_type in _METHODS and holder is None:
         classes = [d.qualname for d in now.definitions() if d.kind == "class"]
-        return f"there is no class {owner}{_near(owner, classes)}"
+        return f"there is no class {owner}{near(owner, classes)}"
     if holder is not None and patch.patch_type is PatchType.METHOD_ADDITION:
         return ""
     if holder is not None and (before is None or not _find(before, patch.target, kinds)):
@@ -169,12 +170,7 @@ def _missing(
     renamed = renamed.partition(";")[0]
     if renamed.startswith("the same code"):
         return renamed
-    return f"there is no {' or '.join(kinds)} {patch.target}{_near(patch.target, known)}"
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    close = nearest(name, known)
-    return f"; nearest: {', '.join(close)}" if close else ""
+    return f"there is no {' or '.join(kinds)} {patch.target}{near(patch.target, known)}"
 
 
 def _find(document: Document, target: str, kinds: Sequence[str]) -> list[Definition]:

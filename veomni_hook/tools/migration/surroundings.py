@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.tools.migration import vocabulary as words
+from veomni_hook.tools.migration.alone import helper_name
 from veomni_hook.tools.migration.concerns import Concern, concerns
 from veomni_hook.tools.migration.usage import Given, definition, given, identifiers, replacement, used
 
@@ -94,7 +95,7 @@ def _helped(name: str, helper: object, config: PatchConfig, purposes: _Purposes,
 
 def _helpers(config: PatchConfig) -> Iterator[tuple[str, object]]:
     for helper in (*config.helpers, *(positioned.helper for positioned in config.positioned_helpers)):
-        yield getattr(helper, "__name__", repr(helper)), helper
+        yield helper_name(helper), helper
     for block in config.post_import_blocks:
         for node in ast.parse(textwrap.dedent(block)).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):

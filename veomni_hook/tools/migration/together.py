@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.scope import global_uses
 from veomni_hook.patches.code.snippet import read_snippet
-from veomni_hook.patches.code.tree import last_name, walk_ast
+from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute, walk_ast
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.verbs.targets import top_level
 
@@ -103,7 +103,7 @@ class _Function:
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        return [node for node in walk_ast(self.node) if isinstance(node, ast.Call)]
+        return list(calls_in(self.node))
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -117,7 +117,8 @@ class _Function:
             kinds(one.arg, kinds.POSITIONAL_OR_KEYWORD, default=value)
             for one, value in zip(positional, defaults, strict=True)
         ]
-        parameters = parameters[1:] if "." in self.name and not self._is_static else parameters
+        static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in self.node.decorator_list)
+        parameters = parameters[1:] if "." in self.name and not static else parameters
         parameters += [kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL)] if arguments.vararg else []
         for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             parameters.append(
@@ -126,22 +127,15 @@ class _Function:
         parameters += [kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD)] if arguments.kwarg else []
         return inspect.Signature(parameters)
 
-    @property
-    def _is_static(self) -> bool:
-        return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in self.node.decorator_list)
-
     @cached_property
     def result(self) -> set[tuple[str, ...]]:
         """For each return: how many values or which class, and the attributes that are set on it."""
         return {_made(node.value, self.node) for node in walk_ast(self.node) if isinstance(node, ast.Return)}
 
-    @cached_property
-    def read(self) -> set[str]:
-        return {name for node in walk_ast(self.node) if (name := _own(node, ast.Load))}
-
-    @cached_property
-    def set(self) -> set[str]:
-        return {name for node in walk_ast(self.node) if (name := _own(node, ast.Store))}
+    def own_attributes(self, context: type[ast.expr_context]) -> set[str]:
+        """The attributes of ``self`` that it reads (``ast.Load``), or sets (``ast.Store``)."""
+        nodes = (node for node in walk_ast(self.node) if isinstance(getattr(node, "ctx", None), context))
+        return set(map(own_attribute, nodes)) - {""}
 
     def takes(self, call: ast.Call) -> bool:
         """Whether a call can mean it, as far as its arguments say."""
@@ -234,7 +228,8 @@ def _calls(change: _Change, other: _Change) -> str:
 
 def _reads(change: _Change, other: _Change, classes: Mapping[str, str]) -> str:
     """Whether a replacement reads an attribute, or passes a parameter, that only another patch brings."""
-    only = other.new.set - (other.before.set if other.before is not None else set())
+    only = other.new.own_attributes(ast.Store)
+    only -= other.before.own_attributes(ast.Store) if other.before is not None else set()
     if "." not in other.name or _owner(change.name) != _owner(other.name):
         only = set()
     elif other.now is None:
@@ -242,8 +237,11 @@ def _reads(change: _Change, other: _Change, classes: Mapping[str, str]) -> str:
     owner = _owner(change.name)
     calls = [call for call in change.new.calls if _can_mean(call, owner, _owner(other.name), classes)]
     old = [call for one in (change.before, change.now) if one is not None for call in one.calls]
-    passed = _keywords(calls) - _keywords(old)
-    names = (only & change.new.read) | ((other.added & passed) if not other.new.called else set())
+    passed = {keyword.arg for call in calls for keyword in call.keywords}
+    passed -= {keyword.arg for call in old for keyword in call.keywords}
+    names = (only & change.new.own_attributes(ast.Load)) | (
+        (other.added & passed) if not other.new.called else set()
+    )
     return f"it needs the patch of {other.name}, which brings {listed(sorted(names))}" if names else ""
 
 
@@ -252,10 +250,7 @@ def _owner(name: str) -> str:
 
 
 def _calling(function: _Function, name: str) -> Iterator[ast.Call]:
-    for call in function.calls if name else ():
-        called = call.func
-        if name == (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")):
-            yield call
+    return (call for call in function.calls if name and last_name(call.func) == name)
 
 
 def _can_mean(call: ast.Call, caller: str, owner: str, classes: Mapping[str, str]) -> bool:
@@ -277,12 +272,8 @@ def _classes(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 called = node.value.func
                 class_ = called.value if isinstance(called, ast.Attribute) else called
                 for target in node.targets:
-                    if isinstance(class_, ast.Name) and (name := _own(target, ast.Store)):
+                    if isinstance(class_, ast.Name) and (name := own_attribute(target)):
                         yield f"{_owner(function.name)}.{name}", class_.id
-
-
-def _keywords(calls: Iterable[ast.Call]) -> set[str]:
-    return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg is not None}
 
 
 def _functions(tree: ast.AST, owner: str = "") -> Iterator[_Function]:
@@ -308,9 +299,3 @@ def _made(value: ast.expr | None, function: FunctionNode) -> tuple[str, ...]:
                         attributes.append(target.attr)
     class_name = last_name(value.func) if isinstance(value, ast.Call) else ""
     return (class_name if class_name[:1].isupper() else "a value", *sorted(attributes))
-
-
-def _own(node: ast.AST, context: type[ast.expr_context]) -> str:
-    if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, context):
-        return ""
-    return node.attr if getattr(node.value, "id", "") == "self" else ""

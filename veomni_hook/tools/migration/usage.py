@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from veomni_hook.patches.code.document import has_docstring
 from veomni_hook.patches.code.scope import global_uses
 from veomni_hook.patches.code.snippet import read_snippet
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.tools.migration.vocabulary import CONFIG_SLOT, OP_SLOT
 
@@ -56,7 +57,13 @@ def given(config: PatchConfig) -> Given:
             taken, _, alias = name.partition(" as ")
             origins[alias or taken] = f"{spec.module}:{taken}"
     for block in config.post_import_blocks:
-        _read_block(_code_alone(ast.parse(textwrap.dedent(block))), slots, origins, helpers)
+        for node in _code_alone(ast.parse(textwrap.dedent(block))).body:
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                origins.update(_imported(node))
+            elif isinstance(node, ast.Assign) and (slot := _slot(node.value)) is not None:
+                slots.update({target.id: slot for target in node.targets if isinstance(target, ast.Name)})
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                helpers[node.name] = ast.Module([node], [])
     for helper in (*config.helpers, *(positioned.helper for positioned in config.positioned_helpers)):
         tree = _tree(helper, where=config.place_of(helper))
         helpers.update({str(getattr(node, "name", "")): tree for node in tree.body})
@@ -81,20 +88,31 @@ def definition(source: str | None, target: str) -> ast.Module | None:
     """Return the tree of ``target`` in a module's source, as `replacement` does; None if it is not there."""
     if source is None:
         return None
-    body: list[ast.stmt] = _parsed(source).body
-    node: ast.stmt | None = None
+    scope: ast.AST = _parsed(source)
+    first: list[ast.stmt] = []
     for part in target.split("."):
-        node = next((one for one in _unfolded(body) if getattr(one, "name", "") == part), None)
-        if node is None:
+        first = [one for block in blocks(scope) for one in block if getattr(one, "name", "") == part][:1]
+        if not first:
             return None
-        body = getattr(node, "body", [])
-    return ast.Module([node], []) if node is not None else None
+        scope = first[0]
+    return ast.Module(first, [])
 
 
-def used(tree: ast.Module, names: Given) -> Used:
-    """Return what the code and the helpers that it calls use."""
-    usage = Used()
-    _collect(tree, names, usage)
+def used(tree: ast.Module, names: Given, usage: Used | None = None) -> Used:
+    """Return what the code and the helpers that it calls use, together with ``usage``."""
+    usage = Used() if usage is None else usage
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            usage.imports.update(_imported(node))
+    for use in global_uses(tree, [*names.slots, *names.origins, *names.helpers]):
+        name = use.name
+        if name in names.slots:
+            usage.slots[name] = names.slots[name]
+        elif name in names.origins:
+            usage.imports[name] = names.origins[name]
+        elif name not in usage.helpers:
+            usage.helpers[name] = names.helpers[name]
+            used(names.helpers[name], names, usage)
     return usage
 
 
@@ -116,36 +134,6 @@ def identifiers(tree: ast.AST) -> set[str]:
 def parameters(tree: ast.AST) -> set[str]:
     """The names of all parameters."""
     return {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-
-
-def _collect(tree: ast.Module, names: Given, usage: Used) -> None:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom | ast.Import):
-            usage.imports.update(_imported(node))
-    for use in global_uses(tree, [*names.slots, *names.origins, *names.helpers]):
-        name = use.name
-        if name in names.slots:
-            usage.slots[name] = names.slots[name]
-        elif name in names.origins:
-            usage.imports[name] = names.origins[name]
-        elif name not in usage.helpers:
-            usage.helpers[name] = names.helpers[name]
-            _collect(names.helpers[name], names, usage)
-
-
-def _read_block(
-    tree: ast.Module,
-    slots: dict[str, tuple[str, str]],
-    origins: dict[str, str],
-    helpers: dict[str, ast.Module],
-) -> None:
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom | ast.Import):
-            origins.update(_imported(node))
-        elif isinstance(node, ast.Assign) and (slot := _slot(node.value)) is not None:
-            slots.update({target.id: slot for target in node.targets if isinstance(target, ast.Name)})
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            helpers[node.name] = ast.Module([node], [])
 
 
 def _imported(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[str, str]]:
@@ -172,14 +160,6 @@ def _tree(held: object, where: str, target: str = "") -> ast.Module:
 @functools.lru_cache(maxsize=2)
 def _parsed(source: str) -> ast.Module:
     return _code_alone(ast.parse(source))
-
-
-def _unfolded(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a body, those in its branches too."""
-    for node in body:
-        yield node
-        for name in ("body", "orelse") if isinstance(node, ast.If | ast.Try) else ():
-            yield from _unfolded(getattr(node, name))
 
 
 def _code_alone(tree: ast.Module) -> ast.Module:

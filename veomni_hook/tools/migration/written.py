@@ -23,8 +23,9 @@ def written_for(config: PatchConfig) -> str:
     match = _RELEASE.search(config.transformers_version or "")
     if match is not None:
         return match.group()
-    path = _file(config)
-    return beside(path, config.target_file) if path else ""
+    module = sys.modules.get(config.name.partition(":")[0])
+    path = getattr(module, "__file__", None) or config.origin.partition(", ")[0].rpartition(":")[0]
+    return beside(path, config.target_file) if os.path.isfile(path) else ""
 
 
 def beside(path: str, target_file: str = "") -> str:
@@ -46,14 +47,6 @@ def beside(path: str, target_file: str = "") -> str:
         return ""
     releases = {_based_on(os.path.join(folder, name)) for name in names} - {""}
     return releases.pop() if len(releases) == 1 else ""
-
-
-def _file(config: PatchConfig) -> str:
-    module = sys.modules.get(config.name.partition(":")[0])
-    path = getattr(module, "__file__", None)
-    if path is None:
-        path = config.origin.partition(", ")[0].rpartition(":")[0]
-    return str(path) if os.path.isfile(path) else ""
 
 
 def _based_on(path: str) -> str:

@@ -22,29 +22,23 @@ def notes_on_invariance(model: nn.Module, rows: Iterable[Row], device: str) -> I
     """Yield a line if the mode is on, and one for each part of ``model`` that may break it on ``device``."""
     if not mode.is_on():
         return
-    doubts = [*_of_rows(rows, device), *_of_attention(model), *_of_modules(model)]
+    doubts = list(_doubts(model, rows, device))
     yield "batch-invariant: rows of a forward pass have the same bits in any batch" + (
         ", except where one of these computes them" if doubts else ""
     )
     yield from (f"not batch-invariant: {doubt}" for doubt in doubts)
 
 
-def _of_rows(rows: Iterable[Row], device: str) -> Iterator[str]:
+def _doubts(model: nn.Module, rows: Iterable[Row], device: str) -> Iterator[str]:
     doubtful = {name for name, op in registry.ops().items() if device not in op.invariant}
     unserved = {(row.op, row.kind, row.reason) for row in rows if row.backend == EAGER and row.op in doubtful}
     for op, kind, reason in sorted(unserved):
         yield f"{op} in {kind}: upstream's code ({reason})"
-
-
-def _of_attention(model: nn.Module) -> Iterator[str]:
     configs = (getattr(module, "config", None) for module in model.modules())
     chosen: set[Any] = {getattr(config, "_attn_implementation", None) for config in configs} - {None, _SDPA}
     for name in sorted(map(str, chosen)):
         yield f"attention: attn_implementation={name!r}; only {_SDPA!r} is"
-
-
-def _of_modules(model: nn.Module) -> Iterator[str]:
-    """Convolutions choose their algorithm by the batch; those that are one product have no overlap."""
+    # Convolutions choose their algorithm by the batch; those that are one product have no overlap.
     kinds = {
         type(module).__name__
         for module in model.modules()

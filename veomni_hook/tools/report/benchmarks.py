@@ -171,17 +171,13 @@ def _ops(record: Facts, ops: set[str]) -> Iterator[Chart]:
         if row.get("op") not in ops or row["part"] not in _PARTS or not row["milliseconds"]:
             continue
         shape = first.setdefault(row["op"], row["shape"])
+        memory = {name: f"{peak / 2**30:.2g} GiB" for name, peak in row.get("peak", {}).items()}
         bars = tuple(
-            Bar(_named(name), taken, _memory(row, name), name == "ours")
+            Bar(_named(name), taken, memory.get(name, ""), name == "ours")
             for name, taken in row["milliseconds"].items()
         )
         title = f"{row['op']}, {row['part']}: {row['shape']}, {row['dtype']}"
         yield Chart(title, _where(record), row["shape"] == shape, bars)
-
-
-def _memory(row: Facts, side: str) -> str:
-    peak = row.get("peak", {}).get(side)
-    return "" if peak is None else f"{peak / 2**30:.2g} GiB"
 
 
 def _named(side: str) -> str:

@@ -55,6 +55,7 @@ def gathered(
         reason: why upstream's text is unknown, as a sentence.
     """
     header_lines = len(header(report, patch_hash))
+    line_of = {patch.target: patch.lines[0] for patch in report.applied if patch.kind == _SLOT}
     known = [replace(place, answers=tuple(answers(place))) for place in places_in(texts.stored, report.slots)]
     unsupplied = (
         MissedSite(place.op, place.target, "no kernel", UNSUPPLIED)
@@ -70,7 +71,9 @@ def gathered(
         patched="".join(f"{line}\n" for line in split(texts.stored)[header_lines:]),
         first=header_lines + 1,
         changes=tuple(_changes(report.applied, known)),
-        slots=tuple(_slots(report)),
+        slots=tuple(
+            (slot.name, f"{slot.op}/{slot.variant}", line_of.get(slot.name, 0)) for slot in report.slots
+        ),
         yielded=report.yielded,
         unrouted=(*report.missed, *unsupplied) if examined else None,
         reason=reason,
@@ -142,10 +145,3 @@ def _changes(applied: Sequence[AppliedPatch], places: Sequence[Place]) -> Iterat
     for at, patch in enumerate(shown):
         asked = tuple({(place.target, place.slot): place for place in places_of.get(at, ())}.values())
         yield Change(patch.kind, patch.target, patch.reason, patch.config, patch.lines, patch.declared, asked)
-
-
-def _slots(report: PatchReport) -> Iterator[tuple[str, str, int]]:
-    """Name, formula and line of each slot."""
-    lines = {patch.target: patch.lines[0] for patch in report.applied if patch.kind == _SLOT}
-    for slot in report.slots:
-        yield slot.name, f"{slot.op}/{slot.variant}", lines.get(slot.name, 0)

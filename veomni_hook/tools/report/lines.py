@@ -6,16 +6,16 @@ paired with itself, and is not shown as removed and added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
 from itertools import groupby, zip_longest
 
-__all__ = ["CONTEXT", "Kind", "Pair", "Run", "pairs", "runs", "split"]
+__all__ = ["Kind", "Pair", "Run", "pairs", "runs", "split"]
 
 #: How many unchanged lines around a change are not folded.
-CONTEXT = 3
+_CONTEXT = 3
 #: Fewer unchanged lines than this are not folded.
 _FEW = 3
 
@@ -82,37 +82,17 @@ def _paired(
             yield Pair(kind, one, other)
 
 
-def runs(line_pairs: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:
+def runs(line_pairs: Sequence[Pair]) -> list[Run]:
     """Return the pairs in runs; pairs far from every change are folded."""
-    groups = [
-        (same, tuple(members)) for same, members in groupby(line_pairs, lambda pair: pair.kind is Kind.SAME)
-    ]
-    parts: list[Run] = []
-    for at, (same, group) in enumerate(groups):
-        if same:
-            before = context if at > 0 else 0
-            after = context if at + 1 < len(groups) else 0
-            parts += _folded(group, before, after)
+    folded: list[bool] = []
+    for same, members in groupby(line_pairs, lambda pair: pair.kind is Kind.SAME):
+        count = len(list(members))
+        before = _CONTEXT if folded else 0
+        after = _CONTEXT if len(folded) + count < len(line_pairs) else 0
+        inner = count - before - after
+        if same and inner >= _FEW:
+            folded += [False] * before + [True] * inner + [False] * after
         else:
-            parts.append(Run(group, folded=False))
-    return list(_joined(parts))
-
-
-def _folded(group: tuple[Pair, ...], before: int, after: int) -> Iterator[Run]:
-    inner = group[before : len(group) - after]
-    if len(inner) < _FEW:
-        yield Run(group, folded=False)
-        return
-    if before:
-        yield Run(group[:before], folded=False)
-    yield Run(inner, folded=True)
-    if after:
-        yield Run(group[len(group) - after :], folded=False)
-
-
-def _joined(parts: Iterable[Run]) -> Iterator[Run]:
-    for folded, group in groupby(parts, lambda run: run.folded):
-        if folded:
-            yield from group
-        else:
-            yield Run(tuple(pair for run in group for pair in run.pairs), folded=False)
+            folded += [False] * count
+    together = groupby(zip(line_pairs, folded, strict=True), lambda one: one[1])
+    return [Run(tuple(pair for pair, _ in members), fold) for fold, members in together]

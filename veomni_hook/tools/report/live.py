@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.util import decode_source
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from veomni_hook.finders.settings_in_force import current_settings
@@ -45,14 +45,18 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
     module = sys.modules.get(name)
     outcome = STATE.outcomes.get(name)
     label = name.rpartition(".")[2].removeprefix("modeling_")
-    stored = _source(module)
+    # The text that was executed; for remote code, ``__file__`` is the original's.
+    read: Any = getattr(getattr(module, "__loader__", None), "get_source", None)
+    stored = None if read is None else read(name)
     own = [row for row in rows if row.module == name]
     if module is None or outcome is None or not outcome.patched or stored is None:
         reason = outcome.reason if outcome is not None and outcome.reason else _NOT_SEEN
         package = name.partition(".")[0]
         said = _NOT_OURS if own else f"Upstream's code runs unchanged: {reason}."
         return unpatched(name, label, f"{package} {installed(package) or ''}".rstrip(), said)
-    original = _upstream(outcome.origin)
+    original = None
+    with suppress(OSError):  # the file is gone
+        original = decode_source(Path(outcome.origin).read_bytes())
     report = PatchReport.from_dict(outcome.report)
     return gathered(
         label,
@@ -80,16 +84,3 @@ def _answers(place: Place, rows: Iterable[Row]) -> list[Answer]:
         )
         for group in grouped(asking)
     ]
-
-
-def _source(module: ModuleType | None) -> str | None:
-    """The text that was executed; for remote code, ``__file__`` is the original's."""
-    read: Any = getattr(getattr(module, "__loader__", None), "get_source", None)
-    return None if module is None or read is None else read(module.__name__)
-
-
-def _upstream(path: str) -> str | None:
-    try:
-        return decode_source(Path(path).read_bytes())
-    except OSError:
-        return None

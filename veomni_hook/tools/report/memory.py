@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
+from veomni_hook.sizes import readable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,28 +20,24 @@ __all__ = ["notes_on_memory"]
 _OP, _FLAG = "tiles", "gradient_checkpointing"
 
 
-def notes_on_memory(model: nn.Module) -> tuple[str, ...]:
-    """Return a line for each part of the setting that is on; empty if none is."""
+def notes_on_memory(model: nn.Module) -> Iterator[str]:
+    """Yield lines for each part of the setting that is on; none if none is."""
     from veomni_hook.memory.parts import in_force
 
     asked = in_force()
-    return (
-        *(_budget(model, asked.budget) if asked.budget is not None else ()),
-        *(_checkpoints(model, asked) if asked.checkpoint else ()),
-        *(_tiles(model) if asked.tiles else ()),
-    )
+    if asked.budget is not None:
+        from veomni_hook.memory.budget import chosen_for
+
+        most = readable(asked.budget) if asked.budget else "what the device has"
+        later = "parts are chosen at its first call in training, outside of compiled code"
+        yield f"memory: a step may take {most}: {chosen_for(model) or later}"
+    if asked.checkpoint:
+        yield _checkpoints(model, asked)
+    if asked.tiles:
+        yield from _tiles(model)
 
 
-def _budget(model: nn.Module, budget: int) -> Iterator[str]:
-    from veomni_hook.memory.budget import chosen_for
-    from veomni_hook.sizes import readable
-
-    most = readable(budget) if budget else "what the device has"
-    later = "parts are chosen at its first call in training, outside of compiled code"
-    yield f"memory: a step may take {most}: {chosen_for(model) or later}"
-
-
-def _checkpoints(model: nn.Module, asked: Parts) -> Iterator[str]:
+def _checkpoints(model: nn.Module, asked: Parts) -> str:
     from veomni_hook.memory.checkpoint import run
 
     able = [module for module in model.modules() if hasattr(module, _FLAG)]
@@ -53,12 +50,11 @@ def _checkpoints(model: nn.Module, asked: Parts) -> Iterator[str]:
     if not ours:
         why = "the script disabled it" if able else f"{type(model).__name__} has no such layers"
         why = "it was made before the setting was in force, or another function was set" if layers else why
-        yield f"memory: no layer is checkpointed: {why}"
-        return
+        return f"memory: no layer is checkpointed: {why}"
     counts = Counter(type(layer).__name__ for layer in ours)
     names = ", ".join(f"{number} {name}" for name, number in counts.items())
     kept = "on the host" if asked.offload else "on the device"
-    yield f"memory: checkpointed: {names}; their inputs, and what attention computed, are kept {kept}"
+    return f"memory: checkpointed: {names}; their inputs, and what attention computed, are kept {kept}"
 
 
 def _tiles(model: nn.Module) -> Iterator[str]:

@@ -136,8 +136,12 @@ def planned(
         reach: a length to reach with other settings, if the batch's own do not.
         device: where the step will run; None: where the model is.
     """
+    import torch
+
     where = device or next(model.parameters()).device
-    memory = _of_device(where) if memory is None else memory
+    is_gpu = where.type == "cuda" and torch.cuda.is_available()
+    if memory is None and is_gpu:
+        memory = int(SHARE * torch.cuda.get_device_properties(where).total_memory)
 
     def peak(batch: Mapping[str, Any]) -> int:
         return predict(model, batch, optimizer=optimizer, device=where).peak
@@ -153,7 +157,7 @@ def planned(
         type(model).__name__,
         (int(rows), length_of(inputs)),
         "" if optimizer is None else type(optimizer).__name__,
-        _name(where),
+        torch.cuda.get_device_name(where) if is_gpu else where.type,
         found.peak,
         tuple(sorted(found.parts.items(), key=lambda row: -row[1])),
         memory,
@@ -218,18 +222,3 @@ def asked(model: nn.Module, plan: Mapping[str, Any], device: str | None) -> Memo
         reach=plan.get("reach"),
         device=None if device is None else torch.device(device),
     )
-
-
-def _of_device(device: torch.device) -> int | None:
-    import torch
-
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return None
-    return int(SHARE * torch.cuda.get_device_properties(device).total_memory)
-
-
-def _name(device: torch.device) -> str:
-    import torch
-
-    there = device.type == "cuda" and torch.cuda.is_available()
-    return torch.cuda.get_device_name(device) if there else device.type

@@ -116,7 +116,7 @@ class Module:
         patched: the patched text, without the header of the stored file; None if nothing applies.
         first: the number of its first line in the stored file.
         changes: the patches, by line.
-        slots: the kernel slots that were added, each with op and variant.
+        slots: the kernel slots that were added: name, op and variant, line.
         yielded: the patches that yielded to others.
         unrouted: the candidates that have no kernel slot, or one whose formula no machine has a kernel for;
             None: not searched.

@@ -35,7 +35,12 @@ def beside_trainers(rows: Iterable[Row], model: nn.Module) -> list[Row]:
 
 def notes_on_trainers(model: nn.Module) -> Iterator[str]:
     """Yield a note for each module of ``model`` that has the fused head of a trainer."""
-    yield from (_said(trainer, calls) for trainer, calls in _heads(model))
+    for trainer, calls in _heads(model):
+        said = [f"veomni_hook.token_log_probs in {counted(calls.get(None, 0), 'call')}"]
+        for reason, number in calls.items():
+            if reason is not None:
+                said.append(f"its own function in {counted(number, 'call')}: {reason}")
+        yield f"{trainer}'s log-probabilities: {'; '.join(said)}"
     for module in model.modules():
         forward: Any = module.__dict__.get("forward")
         if forward is not None and written_in(forward)[0] == _HOME and not hasattr(sys.modules[_HOME], _OURS):
@@ -55,13 +60,3 @@ def _heads(model: nn.Module) -> Iterator[tuple[str, dict[str | None, int]]]:
     for module in model.modules():
         if calls := trainer_head.told(module):
             yield "TRL", calls
-
-
-def _said(trainer: str, calls: dict[str | None, int]) -> str:
-    ours = f"veomni_hook.token_log_probs in {counted(calls.get(None, 0), 'call')}"
-    own = [
-        f"its own function in {counted(number, 'call')}: {reason}"
-        for reason, number in calls.items()
-        if reason is not None
-    ]
-    return "; ".join([f"{trainer}'s log-probabilities: {ours}", *own])

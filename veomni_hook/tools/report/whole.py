@@ -71,7 +71,15 @@ class Report:
 def whole(report: Report) -> str:
     """Return the page of a report."""
     modules = [*_named(report.modules)]
-    contents = [_entry(module) for module in modules]
+    contents: list[Entry] = []
+    for module in modules:
+        parts = (
+            ("places", "Patches and kernels", module.patched is not None),
+            ("unrouted", "Not routed", module.unrouted is not None),
+            ("source", "Source", module.patched is not None),
+        )
+        inner = tuple((f"{module.id}-{part}", name, ()) for part, name, there in parts if there)
+        contents.append((module.id, module.label, inner))
     if report.charts:
         contents.append(("benchmarks", "Benchmarks", ()))
     return page(
@@ -106,17 +114,6 @@ def _named(modules: Sequence[Module]) -> Iterator[Module]:
         id_ = f"module-{name}"
         changes = (replace(change, id=f"{id_}-patch-{at}") for at, change in enumerate(module.changes, 1))
         yield replace(module, id=id_, changes=tuple(changes))
-
-
-def _entry(module: Module) -> Entry:
-    """A module's lines in the contents."""
-    parts = (
-        ("places", "Patches and kernels", module.patched is not None),
-        ("unrouted", "Not routed", module.unrouted is not None),
-        ("source", "Source", module.patched is not None),
-    )
-    inner = tuple((f"{module.id}-{part}", name, ()) for part, name, there in parts if there)
-    return module.id, module.label, inner
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str, str]]:

@@ -15,7 +15,6 @@ from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.options import JsonOption, OutputOption, families_argument, import_from_here
 from veomni_hook.tools.cli.inputs.targets import module_name
 from veomni_hook.tools.cli.usage import FOUND, UsageError
-from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.cache.store import Store
@@ -162,7 +161,7 @@ def warm(
         if targets:
             fix = "call it twice: with TARGETs, it patches and stores modules"
             raise UsageError("--kernels takes no TARGET", where="veomni-hook cache warm", fix=fix)
-        _show_compiled(_compiled(kernels, lengths), as_json=as_json)
+        _compile(kernels, lengths, as_json=as_json)
         return
     if lengths:
         fix = "name a model: --kernels qwen3"
@@ -197,7 +196,7 @@ def _lengths(text: str | None) -> list[int]:
     return [*map(int, words)]
 
 
-def _compiled(name: str, lengths: Sequence[int]) -> Facts:
+def _compile(name: str, lengths: Sequence[int], *, as_json: bool) -> None:
     from veomni_hook import activate
     from veomni_hook.tools.cli.cache import warming
 
@@ -208,10 +207,7 @@ def _compiled(name: str, lengths: Sequence[int]) -> Facts:
     import_from_here()
     # What models print while they are imported must not mix with the result.
     with redirect_stdout(sys.stderr), activate():
-        return {"model": name, **warming.compiled(warming.config_of(name), lengths, device)}
-
-
-def _show_compiled(facts: Facts, *, as_json: bool) -> None:
+        facts = {"model": name, **warming.compiled(warming.config_of(name), lengths, device)}
     if as_json:
         output.emit_json(facts)
         return

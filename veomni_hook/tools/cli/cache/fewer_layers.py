@@ -48,7 +48,10 @@ def _shorter(config: Any, name: str, layers: Sequence[Any], build: Build) -> Ite
             changed = deepcopy(config)
             node = vars(nodes(changed)[place])
             node.update({key: node[key][:number] for key in lists} | ({field: number} if field else {}))
-            fewer = _layers(changed, name, build)
+            try:
+                fewer: Sequence[Any] = build(changed).get_submodule(name)
+            except Exception:  # where it counted something else, there may be no such model
+                fewer = ()
             if not fewer:
                 continue
             if len(fewer) != number:
@@ -65,14 +68,6 @@ def _counting(config: Any, count: int) -> Iterator[tuple[int, str | None, list[s
         yield from ((place, field, lists) for field in fields)
         if lists:
             yield place, None, lists
-
-
-def _layers(config: Any, name: str, build: Build) -> Sequence[Any]:
-    try:
-        layers: Sequence[Any] = build(config).get_submodule(name)
-    except Exception:  # where it counted something else, there may be no such model
-        return ()
-    return layers
 
 
 def _apart(layers: Sequence[Any], node: Mapping[str, Any], lists: Sequence[str]) -> list[Parts]:

@@ -92,7 +92,11 @@ def judged(
         for config in configs:
             made_for = written or written_for(config)
             base = releases.get(made_for, WRITTEN_FOR) if made_for else source_tree()
-            modules = [module for module in _modules(config, tree, base) if not wanted or module in wanted]
+            modules = [config.source_module]
+            if config.is_pattern:
+                known = {**base.files(), **base.beside(), **tree.files(), **tree.beside()}
+                modules = [module for module in known if config.applies_to(module)]
+            modules = [module for module in modules if not wanted or module in wanted]
             judgements += [_judged(config, module, tree, base) for module in output.track(modules, "judging")]
     if not judgements:
         raise UsageError(
@@ -144,13 +148,6 @@ def made_elsewhere(sources: Sequence[Source]) -> list[str]:
         for name, release in release_of.items()
         if release != installed
     ]
-
-
-def _modules(config: PatchConfig, tree: SourceTree, base: SourceTree) -> list[str]:
-    if not config.is_pattern:
-        return [config.source_module]
-    known = {**base.files(), **base.beside(), **tree.files(), **tree.beside()}
-    return [module for module in known if config.applies_to(module)]
 
 
 def _judged(config: PatchConfig, module: str, tree: SourceTree, base: SourceTree) -> Judged:

@@ -182,7 +182,7 @@ def _against(
     ``releases`` are the one to judge against and the one that the configs were made for.
     """
     from veomni_hook.tools.cli.check.against import judged, show
-    from veomni_hook.tools.cli.inputs.configs import BUILT_IN, OPTION, load_sources, names
+    from veomni_hook.tools.cli.inputs.configs import BUILT_IN, OPTION, load_all, names
     from veomni_hook.tools.cli.inputs.targets import module_name
 
     release, written = releases
@@ -190,10 +190,7 @@ def _against(
         fix = "name the other release too: --against RELEASE"
         raise UsageError("--written-for says what to compare with", where="the command line", fix=fix)
     named = [one for one in names(settings) if one[0] != BUILT_IN]
-    sources = load_sources([*named, *((OPTION, name) for name in configs)])
-    for source in sources:
-        if source.error is not None:
-            raise source.error
+    sources = load_all([*named, *((OPTION, name) for name in configs)])
     configs_judged = judged(sources, release, written, [module_name(target) for target in targets])
     if as_json:
         output.emit_json([row for one in configs_judged for row in one.rows()])

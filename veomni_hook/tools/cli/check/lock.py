@@ -136,7 +136,9 @@ def taken(
         UsageError: there is no such family, and the old lock does not have it either.
     """
     tree = source_tree()
-    files = _files(tree, families, old)
+    files = tree.files(families) if old is None or not families else {}
+    for name in (*families, *old.modules) if old is not None else ():
+        files |= _there(tree, name)
     overrides = _overrides(tree, sources, files)
     files = {module: files[module] for module in sorted(files) if not wanted or module in wanted}
     known = {
@@ -266,28 +268,12 @@ def compared(
     return Comparison(path, old, new, compare(replace(old, modules=kept), new), errors)
 
 
-def _files(tree: SourceTree, families: Sequence[str], old: Lock | None) -> dict[str, str]:
-    if old is None or not families:
-        files = tree.files(families)
-    else:
-        files = {}
-        for family in families:
-            try:
-                files |= tree.files([family])
-            except UsageError:  # existed when the lock was written: its sites are reported as gone
-                continue
-    for module in old.modules if old is not None else ():
-        path = _path(tree, module)
-        if path is not None:
-            files[module] = path
-    return files
-
-
-def _path(tree: SourceTree, module: str) -> str | None:
+def _there(tree: SourceTree, name: str) -> dict[str, str]:
+    """The files of a family or a module; none if it is gone since the lock was written."""
     try:
-        return next(iter(tree.files([module]).values()))
+        return tree.files([name])
     except UsageError:
-        return None
+        return {}
 
 
 def _overrides(
@@ -303,8 +289,8 @@ def _overrides(
                 for module, path in (tree.files() | tree.beside()).items()
                 if config.applies_to(module)
             }
-        elif (path := _path(tree, config.source_module)) is not None:
-            named[config.source_module] = path
+        else:
+            named |= _there(tree, config.source_module)
     files.update(named)
     # Not in a worker process: configs hold functions of the user's modules.
     return {

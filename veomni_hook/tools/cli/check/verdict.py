@@ -110,21 +110,16 @@ def _judge(
         report = PatchReport(upstream.module, upstream.version, missed=sites)
     return [
         *(verdict for config in configs for verdict in _declared(config, report, shown)),
-        *_remarks(report, shown),
-        *_routes(report, shown),
+        *_beside(report, shown),
     ], report
 
 
-def _remarks(report: PatchReport, shown: str) -> Iterator[Verdict]:
-    for one in report.remarks:
-        if one.harmless:
-            continue  # the patch's own verdict says it
-        detail = f"{one.what} ({one.where})"
-        yield Verdict(report.module, shown, one.config, "-", one.target, REMARK, detail, one.fix)
-
-
-def _routes(report: PatchReport, shown: str) -> Iterator[Verdict]:
-    """What idioms found in a module: routes that apply or yield, and candidates that are not routed."""
+def _beside(report: PatchReport, shown: str) -> Iterator[Verdict]:
+    """Beside declared patches: remarks, routes that apply or yield, and candidates that are not routed."""
+    for remark in report.remarks:
+        if not remark.harmless:  # else the patch's own verdict says it
+            detail = f"{remark.what} ({remark.where})"
+            yield Verdict(report.module, shown, remark.config, "-", remark.target, REMARK, detail, remark.fix)
     kind = PatchType.ROUTE.value
     for one in report.applied:
         if one.kind == kind:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
@@ -70,21 +69,14 @@ def demo(
     _check_folder(folder if folder == FOLDER else folder.resolve())
     chosen = [part for part in Way if not parts or part in parts]
     report = measure(script, folder, chosen, steps)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    files = {"report": folder / "report.json"}
+    files["report"].write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if as_json:
         output.emit_json(report)
     else:
         from veomni_hook.tools.cli.demo.text import show
 
         show(report, script)
-    _draw(report, folder, quiet=as_json)
-    if not report["equal"]:
-        raise typer.Exit(FOUND)
-
-
-def _draw(report: Report, folder: Path, *, quiet: bool) -> None:
-    """Draw the plot and print where the files are; without matplotlib there is no plot."""
-    files = {"report": folder / "report.json"}
     try:
         from veomni_hook.tools.cli.demo.plot import write_plot
 
@@ -92,9 +84,11 @@ def _draw(report: Report, folder: Path, *, quiet: bool) -> None:
         files["picture"] = folder / "demo.png"
     except ImportError as error:
         output.warn(f"no plot was drawn, because matplotlib cannot be imported ({error}): {INSTALL}")
-    if not quiet:
+    if not as_json:
         output.emit_heading("\nFiles")
         output.emit_fields(files)
+    if not report["equal"]:
+        raise typer.Exit(FOUND)
 
 
 def training_script() -> Path:
@@ -169,13 +163,19 @@ def compared(model: str, plain: Measured, hooked: Measured) -> Report:
         name: _compared(TITLES[Way(name)], training, hooked["parts"][name])
         for name, training in plain["parts"].items()
     }
+    turns = [
+        pair
+        for part in parts.values()
+        for pair in zip(part["plain"]["step_seconds"], part["hooked"]["step_seconds"], strict=False)
+    ]
+    # One comparison of all parts: in one alone there are too few steps to tell a difference.
+    step_time = compare([[without for without, _ in turns]], [[with_hook for _, with_hook in turns]])
     return {
         **plain,
         "model": model,
         "tolerance": TOLERANCE,
         "parts": parts,
-        # One comparison of all parts: in one alone there are too few steps to tell a difference.
-        "step_time": asdict(compare(*_paired(parts.values()))),
+        "step_time": asdict(step_time),
         "equal": not any(part["problems"] for part in parts.values()),
     }
 
@@ -195,16 +195,6 @@ def _compared(title: str, plain: Training, hooked: Training) -> Part:
         "differences": deviations,
         "problems": [problem for problem, occurred in problems.items() if occurred],
     }
-
-
-def _paired(parts: Iterable[Part]) -> tuple[list[list[float]], list[list[float]]]:
-    """Return the step times of the process without the hook and of the one with it, of the steps by turns."""
-    turns = [
-        pair
-        for part in parts
-        for pair in zip(part["plain"]["step_seconds"], part["hooked"]["step_seconds"], strict=False)
-    ]
-    return [[plain for plain, _ in turns]], [[hooked for _, hooked in turns]]
 
 
 def differences(plain: list[float], hooked: list[float]) -> list[float]:

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import typer
 
@@ -25,7 +25,7 @@ from veomni_hook.tools.cli.usage import FOUND
 __all__ = ["Worker", "by_turns", "gather"]
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """A process that runs in turns with others.
 
     Args:
@@ -90,9 +90,6 @@ class Worker:
         sys.stderr.write("".join(self._said))
         output.note(f"error: {self.label} failed ({why}); its output is above")
         raise typer.Exit(FOUND)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -51,31 +51,27 @@ class Steps:
         self._count = 0
         self._began = 0.0
         self._memory = ExitStack()
+        self._peak: Callable[[], int]
 
     def __call__(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """What torch calls after a step."""
+        from veomni_hook.tools.bench.timing import recorded_peak
+
         there = accelerator.module(self.device)
         if there is not None:
             there.synchronize()
         self._count += 1
         if self._count > 2:
             self.seconds.append(time.perf_counter() - self._began)
-        self._memory.close()
+        if self._count == 2:
+            self._memory.close()
+            self.peak_bytes = self._peak()
         # The next step starts without gradients, so that they are a part of what it allocates.
         optimizer.zero_grad()
         self._wait()
         if self._count == 1:
-            self._record_memory()
+            self._peak = self._memory.enter_context(recorded_peak(self.device))
         self._began = time.perf_counter()
-
-    def _record_memory(self) -> None:
-        from veomni_hook.tools.bench.timing import recorded_peak
-
-        def note() -> None:
-            self.peak_bytes = peak()
-
-        self._memory.callback(note)
-        peak = self._memory.enter_context(recorded_peak(self.device))
 
 
 def run(script: str, model: str, steps: int, way: str) -> Training:

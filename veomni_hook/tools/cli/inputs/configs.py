@@ -60,8 +60,26 @@ def load_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
 
     What their packages print while they are imported goes to stderr: stdout is for the result.
     """
+    sources = []
     with redirect_stdout(sys.stderr):
-        return [_load(origin, name) for origin, name in named]
+        for origin, name in named:
+            points = points_in_force(ALL) if origin.startswith(ENTRY_POINT) else {}
+            try:
+                (loaded,) = load([name], points)
+            except VeomniHookError as error:
+                sources.append(Source(origin, name, error=_with_release(name, error)))
+            else:
+                sources.append(Source(origin, name, loaded.configs))
+    return sources
+
+
+def load_all(named: Sequence[tuple[str, str]]) -> list[Source]:
+    """Load config modules; raise the error of the first that cannot be loaded."""
+    sources = load_sources(named)
+    for source in sources:
+        if source.error is not None:
+            raise source.error
+    return sources
 
 
 def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
@@ -74,14 +92,6 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
         known = [*tree.files(), *tree.beside(), *TRAINING]
         named += [module for module in known if any(config.applies_to(module) for config in patterns)]
     return [*dict.fromkeys(named)]
-
-
-def _load(origin: str, name: str) -> Source:
-    try:
-        (loaded,) = load([name], points_in_force(ALL) if origin.startswith(ENTRY_POINT) else {})
-    except VeomniHookError as error:
-        return Source(origin, name, error=_with_release(name, error))
-    return Source(origin, name, loaded.configs)
 
 
 def _with_release(name: str, error: VeomniHookError) -> VeomniHookError:

@@ -107,6 +107,9 @@ ModuleOption = Annotated[
     str | None,
     typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="Show what the script prints (on standard error).")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
@@ -160,6 +163,15 @@ def import_from_here() -> None:
         sys.path.append(here)
 
 
+@dataclass(frozen=True)
+class Picked:
+    """One module, the configs that are applied alone (None: what an import would apply), and the device."""
+
+    module: str
+    configs: tuple[PatchConfig, ...] | None
+    device: str | None
+
+
 def prepared(target: str | None, config: str | None, device: Device | None) -> Prepared:
     """Patch the module that the options name, without importing it.
 
@@ -185,15 +197,47 @@ def picked(target: str | None, config: str | None, device: Device | None) -> Pic
         UsageError, ConfigError: as `prepared`.
     """
     import_from_here()
-    chosen = device.value if device is not None else None
+    kind = device.value if device is not None else None
     if target is None and config is None:
         raise UsageError(
             "no target",
             where="the command line",
             fix="name a family (qwen3), a module, or --config package.module",
         )
-    wanted = module_name(target) if target is not None else None
-    return Picked(str(wanted), None, chosen) if config is None else _picked(config, wanted, chosen)
+    module = module_name(target) if target is not None else None
+    if config is None:
+        return Picked(str(module), None, kind)
+    from veomni_hook.finders.configs import load
+
+    (loaded,) = load([config])
+    fitting = [c for c in loaded.configs if kind is None or c.device in (None, kind)]
+    modules = dict.fromkeys(c.source_module for c in fitting)
+    pattern = next((c.source_module for c in fitting if c.is_pattern), None)
+    if module is None and pattern is not None:
+        raise UsageError(
+            f"{config} is for every module that {pattern} matches",
+            where=f"config {config}",
+            fix="name one of them as the target too: a family (qwen3), or a module",
+        )
+    if module is None and len(modules) > 1:
+        raise UsageError(
+            f"{config} holds configs for {counted(len(modules), 'module')}",
+            where=f"config {config}",
+            fix=f"name one as the target too: {', '.join(modules)}",
+        )
+    chosen = module if module is not None else next(iter(modules), None)
+    fitting = [c for c in fitting if chosen is not None and c.applies_to(chosen)]
+    if chosen is None or not fitting:
+        offered = ", ".join(f"{c.source_module} ({c.device or 'any device'})" for c in loaded.configs)
+        raise UsageError(
+            f"{config} has no config for {module or 'this device'}" + (f" on {kind}" if kind else ""),
+            where=f"config {config}",
+            fix=f"it holds: {offered}",
+        )
+    devices = {c.device for c in fitting} - {None}
+    if kind is None and len(devices) == 1:
+        kind = devices.pop()
+    return Picked(chosen, tuple(fitting), kind)
 
 
 def facts_of(found: Prepared) -> Facts:
@@ -206,46 +250,3 @@ def facts_of(found: Prepared) -> Facts:
         "patch_hash": found.patch_hash,
         "reason": found.reason,
     }
-
-
-@dataclass(frozen=True)
-class Picked:
-    """One module, the configs that are applied alone (None: what an import would apply), and the device."""
-
-    module: str
-    configs: tuple[PatchConfig, ...] | None
-    device: str | None
-
-
-def _picked(name: str, module: str | None, device: str | None) -> Picked:
-    from veomni_hook.finders.configs import load
-
-    (loaded,) = load([name])
-    fitting = [c for c in loaded.configs if device is None or c.device in (None, device)]
-    modules = dict.fromkeys(c.source_module for c in fitting)
-    pattern = next((c.source_module for c in fitting if c.is_pattern), None)
-    if module is None and pattern is not None:
-        raise UsageError(
-            f"{name} is for every module that {pattern} matches",
-            where=f"config {name}",
-            fix="name one of them as the target too: a family (qwen3), or a module",
-        )
-    if module is None and len(modules) > 1:
-        raise UsageError(
-            f"{name} holds configs for {counted(len(modules), 'module')}",
-            where=f"config {name}",
-            fix=f"name one as the target too: {', '.join(modules)}",
-        )
-    chosen = module if module is not None else next(iter(modules), None)
-    fitting = [c for c in fitting if chosen is not None and c.applies_to(chosen)]
-    if chosen is None or not fitting:
-        offered = ", ".join(f"{c.source_module} ({c.device or 'any device'})" for c in loaded.configs)
-        raise UsageError(
-            f"{name} has no config for {module or 'this device'}" + (f" on {device}" if device else ""),
-            where=f"config {name}",
-            fix=f"it holds: {offered}",
-        )
-    devices = {c.device for c in fitting} - {None}
-    if device is None and len(devices) == 1:
-        device = devices.pop()
-    return Picked(chosen, tuple(fitting), device)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.sources import SourceTree, source_tree
@@ -28,23 +28,17 @@ _WANTED = re.compile(
 _SECONDS = 600
 
 
-class Releases:
+class Releases(ExitStack):
     """Releases by what the user calls them, each unpacked once; a context manager that removes them."""
 
     def __init__(self) -> None:
-        self._held = ExitStack()
+        super().__init__()
         self._known: dict[str, SourceTree] = {}
-
-    def __enter__(self) -> Releases:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
 
     def get(self, name: str, option: str) -> SourceTree:
         """Return a release; arguments and errors are those of `release`."""
         if name not in self._known:
-            self._known[name] = self._held.enter_context(release(name, option))
+            self._known[name] = self.enter_context(release(name, option))
         return self._known[name]
 
 
@@ -72,7 +66,9 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
             fix="name a version (5.23.0), a wheel, or a folder with the transformers package",
         )
     else:
-        installed = _installed()
+        installed = None
+        with suppress(UsageError):  # other releases can be read without one
+            installed = source_tree()
         if installed is not None and installed.version == number.group(1):
             yield installed
             return
@@ -81,13 +77,6 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
         wheel = path or _downloaded(number.group(1) if number else name, folder, option)
         _unpack(wheel, folder, option)
         yield source_tree(folder, where=option)
-
-
-def _installed() -> SourceTree | None:
-    try:
-        return source_tree()
-    except UsageError:  # other releases can be read without one
-        return None
 
 
 def _unpack(path: str, folder: str, option: str) -> None:

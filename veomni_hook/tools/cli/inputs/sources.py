@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.finders import targets
+from veomni_hook.locate import locate
 from veomni_hook.tools.cli.inputs.targets import (
     MODELS,
     families,
@@ -79,7 +80,14 @@ class SourceTree:
             return {name: _existing(name, self.path(name))}
         name = family_meant(name, known)
         if "." in name:
-            return {name: _elsewhere(name)}
+            spec = locate(name)
+            if spec is None or not spec.has_location or not (spec.origin or "").endswith(".py"):
+                raise UsageError(
+                    f"there is no module {name} with a source file",
+                    where="this Python environment",
+                    fix="name an installed module, a family, or a Python file",
+                )
+            return {name: str(spec.origin)}
         names = [(name, file) for file in known.get(name, ())]
         names = names or [
             (home, own) for home, files in known.items() if (own := f"modeling_{name}") in files
@@ -111,7 +119,11 @@ def source_tree(path: str | None = None, *, where: str = "--source") -> SourceTr
                 fix="name a folder `transformers` that holds `models`, as in an unpacked wheel or a checkout",
             )
         folder = folders[0]
-    return SourceTree(folder, _version(folder))
+    try:
+        match = _VERSION.search(read_source(os.path.join(folder, "__init__.py")))
+    except FileNotFoundError:
+        match = None
+    return SourceTree(folder, match.group(1) if match else "unknown")
 
 
 def read_source(path: str) -> str:
@@ -128,14 +140,6 @@ def read_source(path: str) -> str:
         return decode_source(file.read())
 
 
-def _version(folder: str) -> str:
-    try:
-        match = _VERSION.search(read_source(os.path.join(folder, "__init__.py")))
-    except FileNotFoundError:
-        match = None
-    return match.group(1) if match else "unknown"
-
-
 def _existing(module: str, path: str) -> str:
     if not os.path.isfile(path):
         raise UsageError(
@@ -144,16 +148,3 @@ def _existing(module: str, path: str) -> str:
             fix="`veomni-hook list --all --by module` shows every modeling module",
         )
     return path
-
-
-def _elsewhere(module: str) -> str:
-    from veomni_hook.locate import locate
-
-    spec = locate(module)
-    if spec is None or not spec.has_location or not (spec.origin or "").endswith(".py"):
-        raise UsageError(
-            f"there is no module {module} with a source file",
-            where="this Python environment",
-            fix="name an installed module, a family, or a Python file",
-        )
-    return str(spec.origin)

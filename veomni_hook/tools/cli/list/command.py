@@ -124,7 +124,7 @@ def list_(  # noqa: PLR0913 - the options of a command
     from veomni_hook.settings import resolve
     from veomni_hook.tools.cli.list import sites
     from veomni_hook.tools.cli.sites.kept import site_table
-    from veomni_hook.tools.cli.sites.table import failures, rows_of, supplied, warn_of
+    from veomni_hook.tools.cli.sites.table import rows_of, supplied, warn_of_failures
     from veomni_hook.tools.coverage import ROUTED
 
     if denominators:
@@ -154,9 +154,7 @@ def list_(  # noqa: PLR0913 - the options of a command
     else:
         tell = _tell_families if by is By.family else _tell_modules
         fine = tell(_Listed(tree, table, files if targets else {}, everything), as_json=as_json)
-    failed = failures(rows)
-    warn_of(failed)
-    if failed or not fine:
+    if warn_of_failures(rows) or not fine:
         raise typer.Exit(FOUND)
 
 
@@ -172,7 +170,13 @@ class _Listed(NamedTuple):
 def _tell_modules(listed: _Listed, *, as_json: bool) -> bool:
     """Print modules and the configs that patch them; return whether every config could be loaded."""
     from veomni_hook.settings import resolve
-    from veomni_hook.tools.cli.list.rows import bare_row, config_rows, module_rows, registered_rows
+    from veomni_hook.tools.cli.list.rows import (
+        MODULE_HEADERS,
+        bare_row,
+        config_rows,
+        module_rows,
+        registered_rows,
+    )
 
     sources, fine = _sources()
     rows = [*config_rows(listed.tree, sources, listed.wanted), *registered_rows()]
@@ -182,8 +186,16 @@ def _tell_modules(listed: _Listed, *, as_json: bool) -> bool:
         rows += [bare_row(module) for module in listed.table if module not in with_patches]
     if as_json:
         output.emit_json(rows)
-    else:
-        _show_modules(rows)
+        return fine
+    cells = [
+        {
+            **row,
+            "slots": len(row["slots"]),
+            "routes": [f"{op} {count}" for op, count in row["routes"].items()],
+        }
+        for row in rows
+    ]
+    output.emit_table(MODULE_HEADERS, [[row[header] for header in MODULE_HEADERS] for row in cells])
     return fine
 
 
@@ -225,26 +237,11 @@ def _sources() -> tuple[list[Source], bool]:
 
 def show_families(families: Sequence[Facts], configs: Sequence[Facts]) -> None:
     """Print a line for each family, and the configs that are not built in."""
-    output.emit_table(HEADERS, [(row["family"], _ops(row)) for row in families])
+    cells = []
+    for row in families:
+        without = [f"{op} (no kernel)" for op in row["no_kernel"] if op not in row["ops"]]
+        cells.append((row["family"], [*row["ops"], *without]))
+    output.emit_table(HEADERS, cells)
     if configs:
         output.emit_heading("\nyour patches")
         output.emit_table(CONFIG_HEADERS, [[row[header] for header in CONFIG_HEADERS] for row in configs])
-
-
-def _ops(row: Facts) -> list[str]:
-    without = [f"{op} (no kernel)" for op in row["no_kernel"] if op not in row["ops"]]
-    return [*row["ops"], *without]
-
-
-def _show_modules(rows: Sequence[Facts]) -> None:
-    from veomni_hook.tools.cli.list.rows import MODULE_HEADERS
-
-    cells = [
-        {
-            **row,
-            "slots": len(row["slots"]),
-            "routes": [f"{op} {count}" for op, count in row["routes"].items()],
-        }
-        for row in rows
-    ]
-    output.emit_table(MODULE_HEADERS, [[row[header] for header in MODULE_HEADERS] for row in cells])

@@ -46,8 +46,25 @@ def family_rows(table: Table) -> list[Facts]:
 def module_rows(table: Table, kernels: str = "auto") -> list[Facts]:
     """Return a row for each module in which idioms patch something with this choice of kernels."""
     left = {op: bool(unchosen(op, kernels)) for op in {row.op for rows in table.values() for row in rows}}
-    routed = {module: [row for row in _routed(rows) if not left[row.op]] for module, rows in table.items()}
-    return [_module_row(module, rows) for module, rows in routed.items() if any(row.edited for row in rows)]
+    listed: list[Facts] = []
+    for module, rows in table.items():
+        sites = [row for row in _routed(rows) if not left[row.op]]
+        edited = [row for row in sites if row.edited]
+        if edited:
+            listed.append(
+                {
+                    "family": family_of(module),
+                    "module": module,
+                    "config": None,
+                    "from": IDIOMS,
+                    "device": "any",
+                    "patches": len(edited),
+                    "slots": sorted({slot for row in edited for slot in row.slots}),
+                    "installed": True,
+                    "routes": dict(Counter(row.op for row in sites if row.counted)),
+                }
+            )
+    return listed
 
 
 def config_rows(tree: SourceTree, sources: Sequence[Source], wanted: Collection[str] = ()) -> list[Facts]:
@@ -101,21 +118,6 @@ def _routed(rows: Iterable[Row]) -> list[Row]:
     """The routed ones, of idioms that apply without a setting."""
     optional = {name.partition(".")[0] for name in OPTIONAL}
     return [row for row in rows if row.status == ROUTED and row.op not in optional]
-
-
-def _module_row(module: str, sites: Sequence[Row]) -> Facts:
-    edited = [row for row in sites if row.edited]
-    return {
-        "family": family_of(module),
-        "module": module,
-        "config": None,
-        "from": IDIOMS,
-        "device": "any",
-        "patches": len(edited),
-        "slots": sorted({slot for row in edited for slot in row.slots}),
-        "installed": True,
-        "routes": dict(Counter(row.op for row in sites if row.counted)),
-    }
 
 
 def _is_installed(config: PatchConfig, installed: Collection[str]) -> bool:

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from veomni_hook.tools.cli import output
+from veomni_hook.tools.cli.inputs.options import ModuleOption
 from veomni_hook.tools.cli.run.forwarding import ForwardingCommand
 from veomni_hook.tools.cli.usage import UsageError
 
@@ -28,10 +29,7 @@ def run(
             show_default=False,
         ),
     ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
-    ] = None,
+    module: ModuleOption = None,
     nproc: Annotated[
         str | None,
         typer.Option(

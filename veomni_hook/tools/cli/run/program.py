@@ -68,16 +68,11 @@ def _python(name: str, arguments: Sequence[str]) -> list[str] | None:
     return None if other is None else [other]
 
 
-def _file(name: str) -> list[str] | None:
-    """A script or program at this path, but not a folder."""
-    if os.path.isfile(name):
-        return _command_of_file(name)
-    # A pipe (`<(...)`, /dev/stdin) is Python source that only Python itself may read.
-    return [*python(), name] if os.path.exists(name) and not os.path.isdir(name) else None
-
-
-def _command_of_file(path: str) -> list[str]:
-    """The command for a file that the user named: Python, unless the file says that it is something else."""
+def _file(path: str) -> list[str] | None:
+    """A file at this path, but not a folder: Python's, unless it says that it is something else."""
+    if not os.path.isfile(path):
+        # A pipe (`<(...)`, /dev/stdin) is Python source that only Python itself may read.
+        return [*python(), path] if os.path.exists(path) and not os.path.isdir(path) else None
     if path.lower().endswith(_PYTHON_FILES):
         return [*python(), path]
     head = _head(path)

@@ -44,7 +44,8 @@ def site_table(tree: SourceTree, files: Mapping[str, str], store: Store, jobs: i
         VeomniHookError: a worker process was killed.
     """
     output.note(f"transformers {tree.version}, {counted(len(files), 'module')}")
-    name = _name(tree.folder)
+    parts = (engine_digest(), *OPTIONAL, interpreter_tag(), sys.version, tree.folder)
+    name = f"{digest(chr(0).join(parts).encode())}.json"
     kept = _read(store, name)
     seals = {module: _seal(path) for module, path in files.items()}
     known = {
@@ -80,11 +81,6 @@ def forget(store: Store) -> int:
     except (Defect, OSError):
         return freed  # there is none, or another `clear` was faster
     return freed
-
-
-def _name(folder: str) -> str:
-    parts = (engine_digest(), *OPTIONAL, interpreter_tag(), sys.version, folder)
-    return f"{digest(chr(0).join(parts).encode())}.json"
 
 
 def _seal(path: str) -> str:

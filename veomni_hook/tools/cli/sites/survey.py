@@ -35,7 +35,8 @@ def survey(
     Raises:
         VeomniHookError: a worker process was killed.
     """
-    jobs = min(jobs or available_processors(), MOST_JOBS)
+    may_use = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jobs = min(jobs or may_use or 1, MOST_JOBS)
     names = list(files)
     one = partial(_on_file, work)
     if jobs == 1 or len(names) <= FEW:
@@ -45,7 +46,8 @@ def survey(
     from multiprocessing import get_context
 
     # spawn: a fork would copy the caller's libraries and their threads in an undefined state.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_start) as pool:
+    # Few trees are alive at a time, so garbage collection frees nothing, but it walks all of them.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=gc.disable) as pool:
         results = pool.map(one, files.items(), chunksize=CHUNK)
         try:
             return [next(results) for _ in output.track(names, label)]
@@ -55,18 +57,6 @@ def survey(
                 where=f"{counted(jobs, 'process', 'processes')} over {counted(len(names), 'module')}",
                 fix="it may have run out of memory; use --jobs 1",
             ) from error
-
-
-def available_processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _start() -> None:
-    # Few trees are alive at a time, so garbage collection frees nothing, but it walks all of them.
-    gc.disable()
 
 
 def _on_file(work: Work[T], file: tuple[str, str]) -> T | VeomniHookError:

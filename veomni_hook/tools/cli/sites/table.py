@@ -6,7 +6,7 @@ patch report contains, with the status from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from typing import TypeAlias
@@ -20,7 +20,7 @@ from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.sites.survey import survey
 from veomni_hook.tools.coverage import ERROR, NO_KERNEL, ROUTED, Row, examine, failure
 
-__all__ = ["Table", "examined", "failures", "rows_of", "supplied", "supply", "warn_of"]
+__all__ = ["Table", "examined", "rows_of", "supplied", "supply", "warn_of_failures"]
 
 #: The rows of each module; a module without candidates has none.
 Table: TypeAlias = dict[str, list[Row]]
@@ -72,17 +72,13 @@ def supply(op: str, variant: str) -> tuple[str, str]:
     return NO_KERNEL if without else ROUTED, "; ".join(reasons)
 
 
-def failures(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Return the modules of each error; an idiom that fails everywhere has one entry."""
-    modules: dict[str, list[str]] = {}
+def warn_of_failures(rows: Iterable[Row]) -> bool:
+    """Write each error to stderr once, with its first module; return whether there is one."""
+    failed: dict[str, list[str]] = {}
     for row in rows:
         if row.status == ERROR:
-            modules.setdefault(row.reason, []).append(row.module)
-    return modules
-
-
-def warn_of(failed: Mapping[str, Sequence[str]]) -> None:
-    """Write each of the `failures` to stderr, with its first module."""
+            failed.setdefault(row.reason, []).append(row.module)
     for reason, modules in failed.items():
         more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
         output.warn(f"{modules[0]}{more}: {reason}")
+    return bool(failed)

@@ -22,9 +22,8 @@ def _run_hidden_sitecustomize() -> None:
 _own = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _own]
 try:
-    from veomni_hook.tools.compare.observer import install
-    from veomni_hook.tools.compare.planning import attacher
+    from veomni_hook.tools.compare.start import install
 
-    install(attacher(os.environ))
+    install()
 finally:
     _run_hidden_sitecustomize()
