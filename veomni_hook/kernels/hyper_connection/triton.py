@@ -18,7 +18,7 @@ import torch
 
 from veomni_hook.kernels.hyper_connection import device as kernels
 from veomni_hook.kernels.hyper_connection import reference
-from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
+from veomni_hook.kernels.hyper_connection.rules import unsupported
 from veomni_hook.kernels.rms_norm import reference as norms
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
@@ -38,13 +38,14 @@ class _Sizes:
     """The sizes of a call, and its launches; one for each kind of call.
 
     Args:
+        device: where they launch.
         kind: the dtypes of streams, projection, base and scale.
         n: the number of streams.
         columns: of a stream.
         comb: whether there are weights of the output and of the mixture.
     """
 
-    def __init__(self, kind: _Kind, n: int, columns: int, comb: bool) -> None:
+    def __init__(self, device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> None:
         k, m = n * columns, n + comb * (n + n * n)
         padded = max(16, power(m))
         block = min(power(columns), _COLUMNS)
@@ -61,9 +62,7 @@ class _Sizes:
         self.fn = Launch(kernels.fn_gradient, 3, k, m, padded, _ROWS, _GRADIENT, **dots)
 
 
-@lru_cache(maxsize=LAUNCHES)
-def _sizes(device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> _Sizes:
-    return _Sizes(kind, n, columns, comb)
+_sizes = lru_cache(maxsize=LAUNCHES)(_Sizes)
 
 
 def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:

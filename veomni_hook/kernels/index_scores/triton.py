@@ -14,7 +14,7 @@ A score has the same bits in any batch: tiles do not depend on its sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -100,32 +100,19 @@ def _fit(query: Tensor, weights: Tensor) -> bool:
     return of_heads and weights.dtype == torch.float32 and weights.device == query.device
 
 
-def relu_matmul(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
+def _computed(
+    formula: Callable[..., Tensor], relu: bool, query: Tensor, key: Tensor, weights: Tensor, scale: float
+) -> Tensor:
+    """Return the scores ``[batch, queries, keys]`` of ``formula``, one of `reference`."""
     if not _fit(query, weights):
-        return reference.relu_matmul(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), True)
+        return formula(query, key, weights, scale)
+    return _scores(query, key, weights, float(scale), relu)
 
 
-def relu_sum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
-    if not _fit(query, weights):
-        return reference.relu_sum(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), True)
-
-
-def relu_einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
-    if not _fit(query, weights):
-        return reference.relu_einsum(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), True)
-
-
-def einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
-    if not _fit(query, weights):
-        return reference.einsum(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), False)
+relu_matmul = partial(_computed, reference.relu_matmul, True)
+relu_sum = partial(_computed, reference.relu_sum, True)
+relu_einsum = partial(_computed, reference.relu_einsum, True)
+einsum = partial(_computed, reference.einsum, False)
 
 
 def refuses(owner: object, query: Tensor, key: Tensor, scale: float) -> str | None:

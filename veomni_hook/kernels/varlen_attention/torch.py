@@ -112,15 +112,11 @@ class _Sorted(torch.autograd.Function):
         """Return ``tensor`` with positions along ``dim`` in ``order``."""
         ctx.dim = dim
         ctx.save_for_backward(order, inverse)
-        return _taken(tensor, dim, order)
+        # A new tensor whose positions come first in memory, as in a tower.
+        return tensor.movedim(dim, 0).index_select(0, order).movedim(0, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         """Return the gradient in the first order."""
         order, inverse = ctx.saved_tensors
         return _sorted(gradients[0], ctx.dim, inverse, order), None, None, None
-
-
-def _taken(tensor: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor whose positions come first in memory, as in a tower."""
-    return tensor.movedim(dim, 0).index_select(0, order).movedim(0, dim)
