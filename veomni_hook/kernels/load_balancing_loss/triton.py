@@ -20,7 +20,7 @@ import torch
 import triton.language as tl
 
 from veomni_hook.kernels.load_balancing_loss import device
-from veomni_hook.kernels.load_balancing_loss.row_weights import kernels_of, loss_of
+from veomni_hook.kernels.load_balancing_loss.row_weights import balanced, loss_of
 from veomni_hook.kernels.load_balancing_loss.torch import loss as in_torch
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import power, room
@@ -118,7 +118,8 @@ class _Loss(torch.autograd.Function):
         )
 
 
-softmax_topk, softmax_topk_in_dtype = kernels_of(_Loss.apply)
+softmax_topk = partial(balanced, _Loss.apply, False)
+softmax_topk_in_dtype = partial(balanced, _Loss.apply, True)
 
 
 def refuses(

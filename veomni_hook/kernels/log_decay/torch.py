@@ -10,11 +10,6 @@ from veomni_hook.kernels.shared.recompute import computed_again, recomputed
 __all__ = ["channels", "channels_rounded_rate", "softplus", "softplus_and_sigmoid"]
 
 
-def softplus(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return ``-exp(log_rate) * softplus(a + bias)`` in float32."""
-    return computed_again(reference.softplus, a, log_rate, bias)
-
-
 def softplus_and_sigmoid(
     a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor, b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,5 +17,6 @@ def softplus_and_sigmoid(
     return b.sigmoid(), computed_again(reference.softplus, a, log_rate, bias)
 
 
+softplus = recomputed("veomni_hook.kernels.log_decay.reference:softplus")
 channels = recomputed("veomni_hook.kernels.log_decay.reference:channels")
 channels_rounded_rate = recomputed("veomni_hook.kernels.log_decay.reference:channels_rounded_rate")
