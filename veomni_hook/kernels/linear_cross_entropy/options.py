@@ -58,7 +58,6 @@ __all__ = [
     "loss_options",
     "named",
     "note",
-    "refused",
     "token_outputs_of",
 ]
 
@@ -80,6 +79,8 @@ SWITCHED_OFF = (
     "%s: the fused loss is switched off from the next step on, because outputs.logits is read at %s; "
     f"{_UNREAD}"
 )
+#: What a user of `loss_options` can do about a reason, and about any other.
+_OTHER_REMEDY = "remove the cause, or do not use loss_options"
 _REMEDIES = {
     EVALUATION: "pass evaluation=True to loss_options",
     NO_GRADIENTS: "pass evaluation=True to loss_options",
@@ -123,11 +124,6 @@ class LossOptions:
             "distillation": self.distillation != 0,
         }
         return tuple(name for name, is_given in is_set.items() if is_given)
-
-
-def _remedy(reason: str) -> str:
-    """Return what a user of `loss_options` can do about ``reason``."""
-    return _REMEDIES.get(reason, "remove the cause, or do not use loss_options")
 
 
 def named(value: object, where: str, *, taught: bool = False) -> tuple[str, ...]:
@@ -201,7 +197,8 @@ class LossReport:
     def refuse(self, reason: str) -> None:
         """Record that the upstream code computed the last loss, and why."""
         self._found, self._target, self._counts = TokenStatistics(), None, None
-        self._why, self._fix = f"upstream's code computed the loss: {reason}", _remedy(reason)
+        self._why = f"upstream's code computed the loss: {reason}"
+        self._fix = _REMEDIES.get(reason, _OTHER_REMEDY)
 
     def _read(self, name: str, asked_as: str = "") -> torch.Tensor:
         value: torch.Tensor | None = getattr(self._found, name)
@@ -355,22 +352,6 @@ def loss_options(
         )
 
 
-def refused(model: object, reason: str) -> None:
-    """Record that upstream code computes the loss of ``model``; raise KernelError if options change it."""
-    request = active(model)
-    note(model, following(), None)
-    if request is None:
-        return
-    request.report.refuse(reason)
-    if names := request.options.changed:
-        are = "are" if "," in names or names in _PLURAL else "is"
-        raise KernelError(
-            f"{names} {are} not available: upstream's code computes this loss, because {reason}",
-            where=type(model).__name__,
-            fix=_remedy(reason),
-        )
-
-
 def token_outputs_of(model: object, *operands: Any) -> tuple[str, ...]:
     """Return the statistics that fields need, those that the call with these ``operands`` asks for included.
 
@@ -402,7 +383,17 @@ def leave_to_upstream(model: object, reason: str, *operands: object) -> None:
         KernelError: options change this loss, or the output has to have fields.
     """
     if not torch.compiler.is_compiling():
-        refused(model, reason)
+        request = active(model)
+        note(model, following(), None)
+        if request is not None:
+            request.report.refuse(reason)
+        if request is not None and (changed := request.options.changed):
+            are = "are" if "," in changed or changed in _PLURAL else "is"
+            raise KernelError(
+                f"{changed} {are} not available: upstream's code computes this loss, because {reason}",
+                where=type(model).__name__,
+                fix=_REMEDIES.get(reason, _OTHER_REMEDY),
+            )
     if names := token_outputs_of(model, *operands):
         raise KernelError(
             f"there is no {', '.join(names)}: upstream's code computes this loss, because {reason}",
