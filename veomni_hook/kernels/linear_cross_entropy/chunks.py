@@ -47,11 +47,13 @@ class Head(NamedTuple):
     bias_rest: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None, *, aligned: bool = True) -> Head:
-        """Return the layer for products in the dtype of ``weight``; ``aligned``: of any widths if not."""
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
+        """Return the layer for products in the dtype of ``weight``; in traced code, of any widths."""
         vocab, hidden = weight.shape
         width = WIDTH // weight.element_size()
-        if not aligned or vocab % width == 0 or weight.device.type not in PADDED_ON:
+        # dynamo (torch 2.11) cannot write to rows with padding between them.
+        traced = torch.compiler.is_compiling()
+        if traced or vocab % width == 0 or weight.device.type not in PADDED_ON:
             return cls(weight, bias, vocab)
         columns = -(-vocab // width) * width
         rest = min(columns, max(1, COPIED // max(1, hidden) // ROWS_COPIED) * ROWS_COPIED)

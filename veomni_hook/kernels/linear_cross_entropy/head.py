@@ -122,7 +122,7 @@ class LossInput:
 _pytree.register_pytree_node(
     LossInput,
     lambda carrier: ([carrier.hidden_states], carrier.request),
-    lambda leaves, request: LossInput(*leaves, request),
+    lambda leaves, request: LossInput(next(iter(leaves)), request),
     serialized_type_name="veomni_hook.kernels.linear_cross_entropy.LossInput",
 )
 

@@ -14,7 +14,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, make_dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -42,6 +42,16 @@ WALKERS = (
 MOVING = ("accelerate.utils.operations", ("convert_to_fp32", "find_device", "send_to_device"))
 # Walkers may use these to walk.
 TREES = ("torch.utils._pytree", "torch.utils._cxx_pytree", "optree")
+
+
+def _reading(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `OrderedDict` as one of outputs: it reads the logits first."""
+
+    @wraps(method)
+    def reading(self: LazyLogits, *operands: Any, **named: Any) -> Any:
+        return method(self._read(), *operands, **named)
+
+    return reading
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]
@@ -134,27 +144,9 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             return unread
         return OrderedDict.get(self._read() if key == FIELD else self, key, default)
 
-    def items(self) -> Any:
-        """Return the (name, value) pairs that are not None."""
-        return OrderedDict.items(self._read())
-
-    def values(self) -> Any:
-        """Return the values that are not None."""
-        return OrderedDict.values(self._read())
-
-    def popitem(self, last: bool = True) -> tuple[str, object]:
-        """Remove the last (or first) name and return it with its value."""
-        return OrderedDict.popitem(self._read(), last)
-
-    def copy(self) -> object:
-        """Return a shallow copy."""
-        return OrderedDict.copy(self._read())
-
-    def __or__(self, other: Any) -> Any:
-        return OrderedDict.__or__(self._read(), other)
-
-    def __ror__(self, other: Any) -> Any:
-        return OrderedDict.__ror__(self._read(), other)
+    items, values = _reading(OrderedDict.items), _reading(OrderedDict.values)
+    popitem, copy = _reading(OrderedDict.popitem), _reading(OrderedDict.copy)
+    __or__, __ror__ = _reading(OrderedDict.__or__), _reading(OrderedDict.__ror__)
 
     def __eq__(self, other: object) -> Any:
         equal = super().__eq__
@@ -186,12 +178,6 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             return _rebuilt, (plain, more, values)
         # Pickle as an ordinary output, which loads without this package.
         return plain, values
-
-
-@property  # type: ignore[misc]
-def _dict(output: LazyLogits) -> dict[str, object]:
-    """Return the ``__dict__`` of an output, as ``vars`` does, which may see the logits."""
-    return _dict_of(output._read())
 
 
 _own_dict = OrderedDict.__dict__["__dict__"].__get__
@@ -282,7 +268,9 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     ``more`` are further fields, which are the last. ``traced``: dynamo traces its instances.
     """
     name, bases = output_class.__name__, (LazyLogits, output_class)
-    namespace: dict[str, object] = {} if traced else {"__dict__": _dict}
+    # What ``vars`` returns; it may see the logits.
+    own_dict = property(lambda output: _dict_of(output._read()))
+    namespace: dict[str, object] = {} if traced else {"__dict__": own_dict}
     if not more:
         namespace.update(__module__=output_class.__module__, __qualname__=output_class.__qualname__)
         return type(name, bases, namespace if traced else {**namespace, "_plain": output_class})

@@ -161,7 +161,8 @@ def _linear_cross_entropy(
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
-@operator(shapes.of_distilled_loss)
+# The teacher's two tensors follow the target.
+@operator(lambda x, weight, bias, target, *call: shapes.of_loss(x, weight, bias, target, *call[2:]))
 def _distilled_cross_entropy(
     x: Tensor,
     weight: Tensor,
