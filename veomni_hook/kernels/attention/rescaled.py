@@ -23,20 +23,6 @@ __all__ = ["rescaled"]
 _TILE = 4096
 
 
-def rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Return ``x * sigmoid(lse - sinks)`` with the positions in front of the heads.
-
-    Args:
-        x: ``[batch, heads, length, head_dim]``, 16-bit or float32; ``head_dim`` is a power of two.
-        lse: ``[batch, heads, length]``, float32.
-        sinks: ``[heads]``.
-
-    Returns:
-        ``[batch, length, heads, head_dim]``, contiguous, in the dtype of ``x``.
-    """
-    return _apply(x, lse, sinks)
-
-
 @lru_cache(maxsize=LAUNCHES)
 def _launch(
     name: str, device: torch.device, dtypes: tuple[torch.dtype, ...], columns: int, numbers: tuple[int, ...]
@@ -97,6 +83,10 @@ def _definition(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torc
     return (x * share.unsqueeze(-1).to(x.dtype)).transpose(1, 2)
 
 
-_apply: Callable[..., torch.Tensor] = differentiable(
+#: Returns ``x * sigmoid(lse - sinks)`` with the positions in front of the heads: ``[batch, length, heads,
+#: head_dim]``, contiguous, in the dtype of ``x``. It takes ``x [batch, heads, length, head_dim]``, 16-bit or
+#: float32, whose ``head_dim`` is a power of two, ``lse [batch, heads, length]`` in float32, and
+#: ``sinks [heads]``.
+rescaled: Callable[..., torch.Tensor] = differentiable(
     _rescaled, _gradients, _definition, tensors=3, sparse=True
 )

@@ -22,7 +22,7 @@ from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["joined", "loses_joined", "loses_split", "refuses_joined", "refuses_split", "split"]
+__all__ = ["joined", "loses_joined", "loses_split", "refuses", "split"]
 
 Tensor = torch.Tensor
 
@@ -112,20 +112,12 @@ def split(x: Tensor, sizes: Sequence[int], dim: int, function: object) -> tuple[
     return _parts(x, first) if wants_grad(x) else (x[..., :first], x[..., first:])
 
 
-def refuses_split(owner: object, x: Tensor, *others: object) -> str | None:
-    """Return what the kernel refuses, beside `rules`, or None."""
-    return _unfit(x, x)
-
-
-def refuses_joined(owner: object, parts: Sequence[Tensor], *others: object) -> str | None:
-    """Return what the kernel refuses, beside `rules`, or None."""
-    return _unfit(*parts)
-
-
-def _unfit(x: Tensor, y: Tensor) -> str | None:
-    if max(x.shape[-1], y.shape[-1]) > _WIDEST:
+def refuses(owner: object, x: Tensor | Sequence[Tensor], *others: object) -> str | None:
+    """Return what the kernel refuses, beside `rules`, or None; ``x`` is what is split, or both parts."""
+    parts = (x,) if isinstance(x, Tensor) else x
+    if any(part.shape[-1] > _WIDEST for part in parts):
         return f"heads are wider than {_WIDEST}"
-    return None if x.shape[:-1].numel() < 1 << 31 else "there are too many heads at all positions"
+    return None if parts[0].shape[:-1].numel() < 1 << 31 else "there are too many heads at all positions"
 
 
 def loses_split(owner: object, x: Tensor, *others: object) -> str | None:

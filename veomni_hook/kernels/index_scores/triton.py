@@ -94,17 +94,13 @@ _scores: Callable[..., Tensor] = differentiable(
 )
 
 
-def _fit(query: Tensor, weights: Tensor) -> bool:
-    """Return whether the weights, which the slot has not seen, are one for each head, in float32."""
-    of_heads = not_plain(weights) is None and weights.shape == query.shape[:3]
-    return of_heads and weights.dtype == torch.float32 and weights.device == query.device
-
-
 def _computed(
     formula: Callable[..., Tensor], relu: bool, query: Tensor, key: Tensor, weights: Tensor, scale: float
 ) -> Tensor:
     """Return the scores ``[batch, queries, keys]`` of ``formula``, one of `reference`."""
-    if not _fit(query, weights):
+    # The slot has not seen the weights.
+    of_heads = not_plain(weights) is None and weights.shape == query.shape[:3]
+    if not (of_heads and weights.dtype == torch.float32 and weights.device == query.device):
         return formula(query, key, weights, scale)
     return _scores(query, key, weights, float(scale), relu)
 

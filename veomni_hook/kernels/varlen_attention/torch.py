@@ -95,13 +95,6 @@ def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
     return _Plan(tuple(Run(*item) for item in counts.items()), *sent)
 
 
-def _sorted(
-    tensor: torch.Tensor, dim: int, order: torch.Tensor, inverse: torch.Tensor | None
-) -> torch.Tensor:
-    sorted_rows: torch.Tensor = _Sorted.apply(tensor, dim, order, inverse)  # type: ignore[no-untyped-call]
-    return sorted_rows
-
-
 class _Sorted(torch.autograd.Function):
     """A permutation. Its backward takes the inverse, where `index_select`'s would add with atomics."""
 
@@ -120,3 +113,6 @@ class _Sorted(torch.autograd.Function):
         """Return the gradient in the first order."""
         order, inverse = ctx.saved_tensors
         return _sorted(gradients[0], ctx.dim, inverse, order), None, None, None
+
+
+_sorted: Callable[..., torch.Tensor] = _Sorted.apply
