@@ -207,15 +207,10 @@ def _traced_output(
     request = (rows, call.head.weight, call.head.bias, target, objective)
     logits = traced.TracedLogits(call.head, call, hidden_states)
     if not (names := call.names):
-        return Fused(compute(*request, NOTHING)[0], logits, traced.finish)
+        return Fused(compute(*request, NOTHING)[0], logits, output.with_deferred_logits)
     vector, _ = token_outputs.packed(compute, statistics, request, wanted, names)
     loss, values = token_outputs.fields(vector, names, call.given.shape, objective.num_items)
-    more = call.fields_among(values)
-
-    def finish(output: object) -> Any:
-        return traced.finish(output, more)
-
-    return Fused(loss, logits, finish)
+    return Fused(loss, logits, partial(output.with_deferred_logits, more=call.fields_among(values)))
 
 
 def _labels_refuse(call: Call) -> str | None:

@@ -123,10 +123,6 @@ class DeferredLogits:
         other.__dict__.update(self.__dict__, _moved=moved, _cast=cast, logits=None)
         return other
 
-    def stand_in(self) -> torch.Tensor:
-        """Return an empty tensor with their dtype and device, for code that casts and moves tensors."""
-        return torch.empty(0, dtype=self.dtype, device=self.device)
-
     def unread(self) -> torch.Tensor | None:
         """Return the logits as `UnreadLogits`, or computed where only a call of the head can compute them.
 

@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -219,21 +220,9 @@ class Active(NamedTuple):
     task: int = -1
 
 
-class _Open:
-    """The process's open `loss_options` blocks; compiled code cannot query those of its thread."""
-
-    def __init__(self) -> None:
-        self._blocks = 0
-        #: Compiled code guards on this flag; it would treat a number as dynamic.
-        self.any = False
-
-    def add(self, blocks: int) -> None:
-        """Count blocks that begin (positive) or end (negative)."""
-        self._blocks += blocks
-        self.any = self._blocks > 0
-
-
-OPEN = _Open()
+#: The process's open `loss_options` blocks: compiled code cannot query those of its thread. It guards on
+#: ``any``; a number it would treat as dynamic.
+OPEN = SimpleNamespace(blocks=0, any=False)
 
 _task = torch._C._current_graph_task_id
 _ACTIVE: ContextVar[Active | None] = ContextVar("veomni_hook_loss_options", default=None)
@@ -338,11 +327,13 @@ def loss_options(
         )
     report = LossReport()
     token = _ACTIVE.set(Active(options, report, _task()))
-    OPEN.add(1)
+    OPEN.blocks += 1
+    OPEN.any = True
     try:
         yield report
     finally:
-        OPEN.add(-1)
+        OPEN.blocks -= 1
+        OPEN.any = OPEN.blocks > 0
         _ACTIVE.reset(token)
     if options.changed and not report.fused:
         raise KernelError(

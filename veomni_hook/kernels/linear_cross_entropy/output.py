@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, make_dataclass
 from functools import cache, partial, wraps
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput
 from veomni_hook.kernels.linear_cross_entropy import requested_call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 
-__all__ = ["LazyLogits", "lazy_class", "values_of", "with_deferred_logits"]
+__all__ = ["LazyLogits", "lazy_class", "with_deferred_logits"]
 
 FIELD = "logits"
 # Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
@@ -239,7 +239,8 @@ def _flatten(output: LazyLogits) -> tuple[list[object], tuple[tuple[str, ...], D
     deferred = held.get(FIELD)
     if not isinstance(deferred, DeferredLogits):
         return list(held.values()), (tuple(held), None)
-    held[FIELD] = deferred.stand_in()
+    # For code that casts and moves tensors.
+    held[FIELD] = torch.empty(0, dtype=deferred.dtype, device=deferred.device)
     return list(held.values()), (tuple(held), deferred)
 
 
@@ -284,24 +285,43 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     return lazy
 
 
-def with_deferred_logits(output: Any, more: Mapping[str, object] = MappingProxyType({})) -> Any:
+#: dynamo reads classes from here: what is constant for it cannot return a class.
+_TRACED: dict[tuple[type, tuple[str, ...]], type[LazyLogits]] = {}
+
+
+def _make_traced(output_class: type, more: tuple[str, ...]) -> bool:
+    _TRACED[output_class, more] = lazy_class(output_class, more, traced=True)
+    return True
+
+
+# See `veomni_hook.kernels.slot.compiled`.
+setattr(_make_traced, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+
+
+def with_deferred_logits(output: Any, more: Mapping[str, object] | None = None) -> Any:
     """Return ``output`` as an output whose `DeferredLogits` are computed when first read.
 
     ``more`` are further fields and their values. An output that is not a ``ModelOutput`` cannot defer logits
-    and gets them now.
+    and gets them now. If the call asked for log-probabilities, there are no logits and no loss.
     """
+    more = {} if more is None else more
+    asked = requested_call.FIELD in more
     if not isinstance(output, ModelOutput):
-        output.logits = None if requested_call.FIELD in more else output.logits.compute()
+        output.logits = None if asked else output.logits.compute()
         for name, value in more.items():
             setattr(output, name, value)
         return output
-    return lazy_class(output.__class__, tuple(more))(**values_of(output, more), **more)
-
-
-def values_of(output: Any, more: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of the fields of ``output``; no loss if the call asked for log-probabilities."""
+    kind: Any = type(output)
+    names = tuple(more)
+    if torch.compiler.is_compiling():
+        _make_traced(kind, names)
+        lazy = _TRACED[kind, names]
+    else:
+        lazy = lazy_class(kind, names)
     values = {field.name: getattr(output, field.name) for field in fields(output)}
-    return values if requested_call.FIELD not in more else {**values, "loss": None, FIELD: None}
+    if asked:
+        values = {**values, "loss": None, FIELD: None}
+    return lazy(**values, **more)
 
 
 def _of_aux(name: str) -> Callable[[Any], Any]:
