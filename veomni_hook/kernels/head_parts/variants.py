@@ -12,7 +12,7 @@ _TRITON = backend(
     "triton",
     ".triton:{variant}",
     refuses=".triton:refuses",
-    loses=".triton:loses_{variant}",
+    loses=".triton:loses",
     requires=TRITON,
     priority=10,
     traceable=True,

@@ -65,10 +65,6 @@ class _Sizes:
 _sizes = lru_cache(maxsize=LAUNCHES)(_Sizes)
 
 
-def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:
-    return _sizes(x.device, (x.dtype, fn.dtype, base.dtype, scale.dtype), x.shape[2], x.shape[3], comb)
-
-
 @operator(lambda x, fn, *others: _results(x, fn.shape[0], others[-1]))
 def _hyper_connection(
     x: Tensor,
@@ -79,7 +75,8 @@ def _hyper_connection(
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, fn, base, scale = (tensor.contiguous() for tensor in (x, fn, base, scale))
-    tokens, sizes = x.shape[0] * x.shape[1], _of(x, fn, base, scale, iterations > 0)
+    tokens, kind = x.shape[0] * x.shape[1], (x.dtype, fn.dtype, base.dtype, scale.dtype)
+    sizes = _sizes(x.device, kind, x.shape[2], x.shape[3], iterations > 0)
     norm_eps, eps = numbers
     post, comb, y, m, r = _results(x, sizes.m, iterations)
     sizes.project((cdiv(tokens, _ROWS), 1, 1), x, fn, m, r, tokens, norm_eps)
@@ -109,7 +106,8 @@ def _hyper_connection_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, fn, base, scale, m, r = (tensor.contiguous() for tensor in saved)
     dy, dpost, dcomb = dy.contiguous(), dpost.contiguous(), dcomb.contiguous()
-    tokens, sizes = m.shape[0], _of(x, fn, base, scale, iterations > 0)
+    tokens, kind = m.shape[0], (x.dtype, fn.dtype, base.dtype, scale.dtype)
+    sizes = _sizes(x.device, kind, x.shape[2], x.shape[3], iterations > 0)
     eps = numbers[1]
     dpre = m.new_empty((tokens, sizes.n))
     sizes.products((tokens, 1, 1), x, dy, dpre)

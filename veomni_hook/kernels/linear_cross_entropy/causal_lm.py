@@ -90,14 +90,17 @@ def _cannot(model: Any, *operands: object) -> str | None:
 
 
 def _rest_refuses(call: Call, linear: Any) -> str | None:
-    return (
+    reason = (
         not_plain(call.hidden_states)
         or _labels_refuse(call)
         or _arguments_refuse(call, linear.out_features)
         or _cap_refuses(call)
         or call.transform.refuses()
-        or _rounding_refuses(call)
     )
+    # Kernels transform logits in float32, whatever their dtype.
+    if reason or call.transform.dtype in (None, torch.float32, compute_dtype(call.hidden_states)):
+        return reason
+    return f"logits are rounded to {call.transform.dtype}"
 
 
 def _cap_refuses(call: Call) -> str | None:
@@ -110,14 +113,6 @@ def _cap_refuses(call: Call) -> str | None:
         return "the cap of the logits is None"
     seen = call_is_seen(module)
     return seen and f"the module that caps logits {seen}"
-
-
-def _rounding_refuses(call: Call) -> str | None:
-    # Kernels transform logits in float32, whatever their dtype.
-    dtype = call.transform.dtype
-    if dtype in (None, torch.float32, compute_dtype(call.hidden_states)):
-        return None
-    return f"logits are rounded to {dtype}"
 
 
 def fused_output(compute: Compute, statistics: Statistics, *operands: object) -> Fused:

@@ -45,11 +45,14 @@ TREES = ("torch.utils._pytree", "torch.utils._cxx_pytree", "optree")
 
 
 def _reading(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `OrderedDict` as one of outputs: it reads the logits first."""
+    """Return a method of `OrderedDict` as one of outputs: it reads the logits first, of operands, too."""
 
     @wraps(method)
-    def reading(self: LazyLogits, *operands: Any, **named: Any) -> Any:
-        return method(self._read(), *operands, **named)
+    def reading(*operands: Any, **named: Any) -> Any:
+        for operand in operands:
+            if isinstance(operand, LazyLogits):
+                operand._read()
+        return method(*operands, **named)
 
     return reading
 
@@ -147,6 +150,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
     items, values = _reading(OrderedDict.items), _reading(OrderedDict.values)
     popitem, copy = _reading(OrderedDict.popitem), _reading(OrderedDict.copy)
     __or__, __ror__ = _reading(OrderedDict.__or__), _reading(OrderedDict.__ror__)
+    __ne__ = _reading(OrderedDict.__ne__)
 
     def __eq__(self, other: object) -> Any:
         equal = super().__eq__
@@ -154,12 +158,6 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             if isinstance(output, LazyLogits):
                 output._read()
         return equal(other)
-
-    def __ne__(self, other: object) -> Any:
-        for output in (self, other):
-            if isinstance(output, LazyLogits):
-                output._read()
-        return OrderedDict.__ne__(self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
