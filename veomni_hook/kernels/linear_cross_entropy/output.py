@@ -44,15 +44,16 @@ MOVING = ("accelerate.utils.operations", ("convert_to_fp32", "find_device", "sen
 TREES = ("torch.utils._pytree", "torch.utils._cxx_pytree", "optree")
 
 
-def _reading(method: Callable[..., Any]) -> Callable[..., Any]:
+def _reading(name: str) -> Callable[..., Any]:
     """Return a method of `OrderedDict` as one of outputs: it reads the logits first, of operands, too."""
 
-    @wraps(method)
+    @wraps(getattr(OrderedDict, name))
     def reading(*operands: Any, **named: Any) -> Any:
         for operand in operands:
             if isinstance(operand, LazyLogits):
                 operand._read()
-        return method(*operands, **named)
+        # By its name: dynamo cannot trace the method itself.
+        return getattr(OrderedDict, name)(*operands, **named)
 
     return reading
 
@@ -147,10 +148,9 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             return unread
         return OrderedDict.get(self._read() if key == FIELD else self, key, default)
 
-    items, values = _reading(OrderedDict.items), _reading(OrderedDict.values)
-    popitem, copy = _reading(OrderedDict.popitem), _reading(OrderedDict.copy)
-    __or__, __ror__ = _reading(OrderedDict.__or__), _reading(OrderedDict.__ror__)
-    __ne__ = _reading(OrderedDict.__ne__)
+    items, values = _reading("items"), _reading("values")
+    popitem, copy = _reading("popitem"), _reading("copy")
+    __or__, __ror__, __ne__ = _reading("__or__"), _reading("__ror__"), _reading("__ne__")
 
     def __eq__(self, other: object) -> Any:
         equal = super().__eq__
