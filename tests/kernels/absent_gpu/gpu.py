@@ -93,7 +93,6 @@ def pretend(gpu: GPU) -> list[Compiled]:
 
 def _answer_for(gpu: GPU) -> None:
     """Replace what asks for the properties of a tensor's device."""
-    from veomni_hook.kernels.load_balancing_loss import triton as load_balancing
     from veomni_hook.kernels.moe_experts import triton_adapters, triton_products, triton_tiles
     from veomni_hook.kernels.rms_norm import tiles
 
@@ -102,7 +101,6 @@ def _answer_for(gpu: GPU) -> None:
         (launch.generation, lambda _: gpu.capability // 10),
         (triton_tiles._hopper, lambda _: gpu.capability // 10 == 9),
         (tiles.fetches, lambda _: True),
-        (load_balancing._processors, lambda _: gpu.processors),
         (triton_tiles._roomy, lambda _: gpu.shared >= triton_tiles._WIDE_BYTES),
         # By the numbers of a routing, which nothing has written.
         (triton_products.ordered, lambda x, routing: x.new_zeros(routing.num_pairs, x.shape[1])),

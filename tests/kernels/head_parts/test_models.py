@@ -68,11 +68,11 @@ def test_autograd_keeps_neither_heads_nor_parts():
 
 def test_few_numbers_are_left_to_torch(monkeypatch):
     x = torch.randn(2, 3, 5, 6, requires_grad=True)
-    assert "fewer than 1,048,576" in kernels.loses_split(None, x)
-    assert "fewer than 1,048,576" in kernels.loses_joined(None, (x, x))
-    assert "no gradient" in kernels.loses_split(None, x.detach())
+    assert "fewer than 1,048,576" in kernels.loses(None, x)
+    assert "fewer than 1,048,576" in kernels.loses(None, (x, x))
+    assert "no gradient" in kernels.loses(None, x.detach())
     monkeypatch.setattr(kernels, "_FEWEST", 0)
-    assert kernels.loses_split(None, x) is kernels.loses_joined(None, (x, x)) is None
+    assert kernels.loses(None, x) is kernels.loses(None, (x, x)) is None
 
 
 def test_the_join_has_the_order_of_the_projection_and_spares_its_gradient_a_copy():

@@ -10,7 +10,7 @@ import torch
 from tests.kernels import declared
 from tests.kernels.hyper_connection.cases import NORM, Norm
 from tests.kernels.matching import DEVICE, assert_matches
-from veomni_hook.kernels.hyper_connection import operand_checks, rules
+from veomni_hook.kernels.hyper_connection import rules
 
 OP = "hyper_connection"
 
@@ -106,9 +106,9 @@ def test_mixtures_that_run_upstreams_code():
 
 
 def test_what_triton_does_not_support():
-    assert operand_checks.unsupported(values(1, 2, 4, 8)) is None
-    assert "3 streams" in str(operand_checks.unsupported(values(1, 2, 3, 8)))
-    assert "float64" in str(operand_checks.unsupported(values(1, 2, 4, 8, dtype=torch.float64)))
+    assert rules.unsupported(values(1, 2, 4, 8)) is None
+    assert "3 streams" in str(rules.unsupported(values(1, 2, 3, 8)))
+    assert "float64" in str(rules.unsupported(values(1, 2, 4, 8, dtype=torch.float64)))
 
 
 @pytest.mark.gpu

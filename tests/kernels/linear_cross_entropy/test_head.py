@@ -20,7 +20,7 @@ def refuses(head):
 def ask(head, hidden_states=None):
     """Call ``head`` with a request; return its answer, the request, and what both should be."""
     hidden_states = torch.randn(1, 4, 8) if hidden_states is None else hidden_states
-    request = LossRequest(linear_cross_entropy, TARGET, {"ignore_index": -100, "num_items": None})
+    request = LossRequest(linear_cross_entropy, TARGET)
     answer = head(LossInput(hidden_states, request))
     logits = functional.linear(hidden_states, head.weight, head.bias)
     return answer, request, logits, functional.cross_entropy(logits.float().view(-1, 5), TARGET)
@@ -55,7 +55,7 @@ def test_weights_that_do_not_suit_give_logits():
 
 
 def test_dtypes_that_do_not_mix_fail_as_upstream_does():
-    request = LossRequest(linear_cross_entropy, TARGET, {})
+    request = LossRequest(linear_cross_entropy, TARGET)
     with pytest.raises(RuntimeError, match="same dtype"):
         nn.Linear(8, 5)(LossInput(torch.randn(1, 4, 8).bfloat16(), request))
     assert "dtypes" in request.reason
@@ -63,7 +63,7 @@ def test_dtypes_that_do_not_mix_fail_as_upstream_does():
 
 def test_nothing_else_can_be_done_with_a_loss_input():
     with pytest.raises(TypeError):
-        torch.relu(LossInput(torch.randn(2), LossRequest(linear_cross_entropy, TARGET, {})))
+        torch.relu(LossInput(torch.randn(2), LossRequest(linear_cross_entropy, TARGET)))
 
 
 class Lora(nn.Linear):
@@ -131,7 +131,7 @@ def test_refuses_where_linear_was_replaced(monkeypatch):
 
 
 def test_is_seen_by_those_who_look_for_tensors():
-    carrier = LossInput(torch.randn(2, 8), LossRequest(linear_cross_entropy, TARGET, {}))
+    carrier = LossInput(torch.randn(2, 8), LossRequest(linear_cross_entropy, TARGET))
     leaves, spec = _pytree.tree_flatten((carrier, {}))
     assert leaves[0] is carrier.hidden_states
     rebuilt, _ = _pytree.tree_unflatten([leaves[0] * 2], spec)
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
 
 def ask_inside(head):
     hidden_states = torch.randn(1, 4, 8)
-    request = LossRequest(linear_cross_entropy, TARGET, {"ignore_index": -100, "num_items": None})
+    request = LossRequest(linear_cross_entropy, TARGET)
     answer = heads.ask(head, head.out, hidden_states, request)
     logits = head(hidden_states)
     head.calls -= 1
@@ -204,7 +204,7 @@ def test_a_failure_before_the_loss_is_the_heads_own():
 
     head = Decoder()
     head.dense.register_forward_pre_hook(lambda *_: fail(None))
-    request = LossRequest(linear_cross_entropy, TARGET, {})
+    request = LossRequest(linear_cross_entropy, TARGET)
     with pytest.raises(ValueError, match="its own"):
         heads.ask(head, head.out, torch.randn(1, 4, 8), request)
     assert not head.out._forward_pre_hooks
@@ -231,7 +231,7 @@ def test_a_linear_called_by_keyword_gives_logits():
 def test_unsuited_weights_inside_a_module_cost_one_call():
     head = Decoder()
     head.out = head.out.double()
-    request = LossRequest(linear_cross_entropy, TARGET, {})
+    request = LossRequest(linear_cross_entropy, TARGET)
     with pytest.raises(RuntimeError, match="same dtype"):
         heads.ask(head, head.out, torch.randn(1, 4, 8), request)
     assert "dtypes" in request.reason

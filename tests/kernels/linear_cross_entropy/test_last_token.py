@@ -12,7 +12,7 @@ HIDDEN = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_scores_are_where_and_as_many_as_the_hidden_states():
-    scores = last_token.last_token(HIDDEN, nn.Identity())
+    scores = last_token.Scores(HIDDEN, nn.Identity())
     assert scores.device == HIDDEN.device and scores.shape == (2, 5)
 
 
@@ -20,7 +20,7 @@ def test_scores_are_where_and_as_many_as_the_hidden_states():
 def test_what_is_picked_is_what_the_reference_has_there(last):
     score = nn.Linear(8, 3)
     index = (torch.arange(2), last)
-    picked = last_token.last_token(HIDDEN, score)[index]
+    picked = last_token.Scores(HIDDEN, score)[index]
     assert torch.allclose(picked, reference.last_token(HIDDEN, score)[index], atol=1e-6)
 
 

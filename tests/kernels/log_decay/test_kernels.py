@@ -1,19 +1,27 @@
 """Decays, one a head and one a channel, beside what `test_contract` holds: values far out, and what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels import declared
 from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches, close
 from veomni_hook.kernels.log_decay import reference
-from veomni_hook.kernels.log_decay import torch as recomputed
 from veomni_hook.kernels.log_decay import triton as ours
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-KERNELS = {"triton": ours, "torch": recomputed}
+OP = "log_decay"
+KERNELS = {
+    "triton": ours,
+    "torch": SimpleNamespace(
+        **{variant: declared.kernel(OP, variant, "torch") for variant in declared.kernels(OP, "torch")}
+    ),
+}
 #: A variant, and for decays of channels the bound.
 FORMS = {
     "softplus": ("softplus",),

@@ -74,7 +74,7 @@ def with_sinks(
     """Return attention with the sinks ``module.sinks [heads]``; see `reference` for the operands."""
     blocks = _blocks(attention_mask, query, uniform=False)
     run = partial(_attend, blocks, None, scaling)
-    formula = partial(_with_sinks, scaling, dtype_of(query))
+    formula = partial(_defined, reference.sinks_float32_softmax, (scaling,), dtype_of(query))
     return with_formula(run, formula, (query, key, value, module.sinks), attention_mask), None
 
 
@@ -96,22 +96,20 @@ def with_softcap(
     blocks = _blocks(attention_mask, query, uniform=True)
     scale = module.head_dim**-0.5 if scaling is None else scaling
     run = partial(_attend, blocks, softcap, scale)
-    formula = partial(_with_softcap, scale, softcap, dtype_of(query))
+    formula = partial(_defined, reference.softcap, (scale, 0.0, softcap), dtype_of(query))
     return with_formula(run, formula, (query, key, value), attention_mask), None
 
 
-def _with_sinks(scale: float, dtype: torch.dtype, *operands: Any) -> torch.Tensor:
-    query, key, value, sinks, mask = operands
+def _defined(
+    formula: Callable[..., Any], numbers: tuple[float | None, ...], dtype: torch.dtype, *operands: Any
+) -> torch.Tensor:
+    """Return attention by a formula of `reference`, of query, key, value, any sinks, and the mask."""
+    query, key, value, *sinks, mask = operands
     query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    owner = SimpleNamespace(sinks=sinks, num_key_value_groups=query.shape[1] // key.shape[1], training=False)
-    return reference.sinks_float32_softmax(query, key, value, mask, owner, scale)[0]
-
-
-def _with_softcap(scale: float, softcap: float | None, dtype: torch.dtype, *operands: Any) -> torch.Tensor:
-    *states, mask = operands
-    query, key, value = (state.to(dtype) for state in states)
-    owner = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], training=False)
-    return reference.softcap(query, key, value, mask, owner, scale, 0.0, softcap)[0]
+    groups = query.shape[1] // key.shape[1]
+    owner = SimpleNamespace(sinks=sinks[0] if sinks else None, num_key_value_groups=groups, training=False)
+    output: torch.Tensor = formula(query, key, value, mask, owner, *numbers)[0]
+    return output
 
 
 def refuses(

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import torch
 
+from veomni_hook.kernels.attention.calls import with_columns
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
@@ -20,20 +21,6 @@ __all__ = ["rescaled"]
 
 #: Values of a program.
 _TILE = 4096
-
-
-def rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Return ``x * sigmoid(lse - sinks)`` with the positions in front of the heads.
-
-    Args:
-        x: ``[batch, heads, length, head_dim]``, 16-bit or float32; ``head_dim`` is a power of two.
-        lse: ``[batch, heads, length]``, float32.
-        sinks: ``[heads]``.
-
-    Returns:
-        ``[batch, length, heads, head_dim]``, contiguous, in the dtype of ``x``.
-    """
-    return _apply(x, lse, sinks)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -53,7 +40,7 @@ def _launch(
 )
 def _rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     batch, heads, length, columns = x.shape
-    x, lse = _rows(x), lse.contiguous()
+    x, lse = with_columns(x), lse.contiguous()
     y = x.new_empty(batch, length, heads, columns)
     if y.numel():
         numbers = length, *x.stride()[:3], *_by_head(y)
@@ -62,23 +49,18 @@ def _rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.
     return y
 
 
-@operator(lambda x, lse, sinks, dy: (torch.empty_like(_rows(x)), lse.new_empty(lse.shape)))
+@operator(lambda x, lse, sinks, dy: (torch.empty_like(with_columns(x)), lse.new_empty(lse.shape)))
 def _rescaled_backward(
     x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, length, columns = x.shape
-    x, lse, dy = _rows(x), lse.contiguous(), _rows(dy)
+    x, lse, dy = with_columns(x), lse.contiguous(), with_columns(dy)
     dx, dlse = torch.empty_like(x), torch.empty_like(lse)
     if dx.numel():
         numbers = length, *x.stride()[:3], *_by_head(dy), *dx.stride()[:3]
         launch, rows = _launch("backward", x.device, (x.dtype, dy.dtype, sinks.dtype), columns, numbers)
         launch((cdiv(length, rows), heads, batch), x, lse, sinks.contiguous(), dy, dx, dlse, *numbers)
     return dx, dlse
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x``, or a copy, with contiguous columns."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _by_head(y: torch.Tensor) -> tuple[int, int, int]:
@@ -101,6 +83,10 @@ def _definition(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torc
     return (x * share.unsqueeze(-1).to(x.dtype)).transpose(1, 2)
 
 
-_apply: Callable[..., torch.Tensor] = differentiable(
+#: Returns ``x * sigmoid(lse - sinks)`` with the positions in front of the heads: ``[batch, length, heads,
+#: head_dim]``, contiguous, in the dtype of ``x``. It takes ``x [batch, heads, length, head_dim]``, 16-bit or
+#: float32, whose ``head_dim`` is a power of two, ``lse [batch, heads, length]`` in float32, and
+#: ``sinks [heads]``.
+rescaled: Callable[..., torch.Tensor] = differentiable(
     _rescaled, _gradients, _definition, tensors=3, sparse=True
 )

@@ -90,7 +90,9 @@ def _keys_seen() -> int | None:
     source = mask
     while _name(source) in _VIEWS and isinstance(before := source.args[0], Node):
         source = before
-    if source.target not in _NEW or not is_only_read(source, _name, _READERS, is_view=_is_view):
+    if source.target not in _NEW:
+        return None
+    if not is_only_read(source, _name, _READERS, is_view=lambda node: _name(node) in _VIEWS):
         return None
     keys: int = mask.meta[_NOTE]
     return keys
@@ -98,7 +100,3 @@ def _keys_seen() -> int | None:
 
 def _name(node: Node) -> str:
     return str(node.target) if node.op == "call_method" else _FUNCTIONS.get(node.target, "")
-
-
-def _is_view(node: Node) -> bool:
-    return _name(node) in _VIEWS

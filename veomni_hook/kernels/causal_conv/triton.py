@@ -56,11 +56,11 @@ def _sizes(x: Tensor, backward: bool) -> tuple[int, int, tuple[int, int, int]]:
     block = min(_CHANNELS[backward], power(channels))
     blocks = cdiv(channels, block)
     at_once = room(x.device)[0] * _RESIDENT[backward]
-
-    def taken(run: int) -> int:
-        return cdiv(rows * blocks * cdiv(positions, run), at_once) * (run + _AROUND)
-
-    run = min(_RUNS[backward], key=taken)
+    # The time of a run: how many turns, and how long one is.
+    run = min(
+        _RUNS[backward],
+        key=lambda run: cdiv(rows * blocks * cdiv(positions, run), at_once) * (run + _AROUND),
+    )
     return run, block, (blocks, cdiv(positions, run), rows)
 
 

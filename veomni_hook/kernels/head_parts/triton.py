@@ -22,7 +22,7 @@ from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["joined", "loses_joined", "loses_split", "refuses_joined", "refuses_split", "split"]
+__all__ = ["joined", "loses", "refuses", "split"]
 
 Tensor = torch.Tensor
 
@@ -112,31 +112,17 @@ def split(x: Tensor, sizes: Sequence[int], dim: int, function: object) -> tuple[
     return _parts(x, first) if wants_grad(x) else (x[..., :first], x[..., first:])
 
 
-def refuses_split(owner: object, x: Tensor, *others: object) -> str | None:
-    """Return what the kernel refuses, beside `rules`, or None."""
-    return _unfit(x, x)
-
-
-def refuses_joined(owner: object, parts: Sequence[Tensor], *others: object) -> str | None:
-    """Return what the kernel refuses, beside `rules`, or None."""
-    return _unfit(*parts)
-
-
-def _unfit(x: Tensor, y: Tensor) -> str | None:
-    if max(x.shape[-1], y.shape[-1]) > _WIDEST:
+def refuses(owner: object, x: Tensor | Sequence[Tensor], *others: object) -> str | None:
+    """Return what the kernel refuses, beside `rules`, or None; ``x`` is what is split, or both parts."""
+    parts = (x,) if isinstance(x, Tensor) else x
+    if any(part.shape[-1] > _WIDEST for part in parts):
         return f"heads are wider than {_WIDEST}"
-    return None if x.shape[:-1].numel() < 1 << 31 else "there are too many heads at all positions"
+    return None if parts[0].shape[:-1].numel() < 1 << 31 else "there are too many heads at all positions"
 
 
-def loses_split(owner: object, x: Tensor, *others: object) -> str | None:
-    """Return why torch's calls are as fast, or None."""
-    return _few(x.numel()) if wants_grad(x) else "no gradient is needed: torch.split returns views as well"
-
-
-def loses_joined(owner: object, parts: Sequence[Tensor], *others: object) -> str | None:
-    """Return why torch's call is as fast, or None."""
-    return _few(sum(part.numel() for part in parts))
-
-
-def _few(numbers: int) -> str | None:
+def loses(owner: object, x: Tensor | Sequence[Tensor], *others: object) -> str | None:
+    """Return why torch's call is as fast, or None; ``x`` as in `refuses`."""
+    if isinstance(x, Tensor) and not wants_grad(x):
+        return "no gradient is needed: torch.split returns views as well"
+    numbers = sum(part.numel() for part in ((x,) if isinstance(x, Tensor) else x))
     return f"there are fewer than {_FEWEST:,} numbers" if numbers < _FEWEST else None

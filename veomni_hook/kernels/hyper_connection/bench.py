@@ -7,7 +7,6 @@ Sinkhorn's method takes 20 iterations, as in DeepSeek-V4.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -49,12 +48,14 @@ def _weights(variant: str, weights: int, scales: int, size: tuple[int, int], dev
     scale = made(scales, device=device, dtype=torch.float32)
     norm = _Norm()
     rest = (_STREAMS, 20, 1e-6) if variant == "sinkhorn" else (1e-6,)
-
-    def bound(side: Side, x: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor) -> Any:
-        return side(x, norm, _Norm, fn, base, scale, *rest)
-
     work = {"forward": x.nbytes + x.nbytes // _STREAMS, "backward": 2 * x.nbytes + x.nbytes // _STREAMS}
-    return _problem(variant, (x, fn, base, scale), bound, work, device)
+    return _problem(
+        variant,
+        (x, fn, base, scale),
+        lambda side, x, fn, base, scale: side(x, norm, _Norm, fn, base, scale, *rest),
+        work,
+        device,
+    )
 
 
 def _mix(tokens: int, columns: int, device: str) -> Problem:
@@ -62,18 +63,16 @@ def _mix(tokens: int, columns: int, device: str) -> Problem:
     output = made(1, tokens, columns, device=device)
     post = made(1, tokens, _STREAMS, device=device, dtype=torch.float32).sigmoid()
     comb = made(1, tokens, _STREAMS, _STREAMS, device=device, dtype=torch.float32).softmax(-1)
-
-    def bound(side: Side, post: torch.Tensor, comb: torch.Tensor, o: torch.Tensor, x: torch.Tensor) -> Any:
-        return side(post, comb, o, x, x.dtype)
-
     work = {"forward": 2 * x.nbytes + output.nbytes, "backward": 3 * x.nbytes + 2 * output.nbytes}
-    return _problem("mix", (post, comb, output, x), bound, work, device)
+    return _problem(
+        "mix", (post, comb, output, x), lambda side, *leaves: side(*leaves, x.dtype), work, device
+    )
 
 
 def _problem(
-    variant: str, leaves: Sequence[torch.Tensor], bound: Side, work: Mapping[str, int], device: str
+    variant: str, leaves: Sequence[torch.Tensor], call: Side, work: Mapping[str, int], device: str
 ) -> Problem:
-    sides = sides_of(_OP, variant, device, call=bound)
+    sides = sides_of(_OP, variant, device, call=call)
     with torch.no_grad():
         results = sides["eager"](*leaves)
     results = results if isinstance(results, tuple) else (results,)

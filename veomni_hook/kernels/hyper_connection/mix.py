@@ -14,7 +14,7 @@ import torch
 
 from veomni_hook.kernels.hyper_connection import mix_device as kernels
 from veomni_hook.kernels.hyper_connection import reference
-from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
+from veomni_hook.kernels.hyper_connection.rules import unsupported
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
@@ -29,13 +29,9 @@ _Kind = tuple[torch.dtype, ...]
 
 # Cached by all Triton specialisations.
 @lru_cache(maxsize=LAUNCHES)
-def _forward_launch(device: torch.device, kind: _Kind, n: int, columns: int) -> Launch:
-    return Launch(kernels.forward, 5, columns, n, min(power(columns), _FORWARD), num_warps=4)
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _backward_launch(device: torch.device, kind: _Kind, n: int, columns: int) -> Launch:
-    return Launch(kernels.backward, 9, columns, n, min(power(columns), _BACKWARD), num_warps=4)
+def _launch(device: torch.device, kind: _Kind, n: int, columns: int, *, back: bool) -> Launch:
+    function, tensors, most = (kernels.backward, 9, _BACKWARD) if back else (kernels.forward, 5, _FORWARD)
+    return Launch(function, tensors, columns, n, min(power(columns), most), num_warps=4)
 
 
 @operator(lambda x, post, comb, output: x.new_empty(x.shape))
@@ -43,7 +39,7 @@ def _hyper_connection_mix(x: Tensor, post: Tensor, comb: Tensor, output: Tensor)
     x, post, comb, output = (tensor.contiguous() for tensor in (x, post, comb, output))
     batch, length, n, columns = x.shape
     y = torch.empty_like(x)
-    launch = _forward_launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns)
+    launch = _launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns, back=False)
     grid = batch * length, cdiv(columns, min(power(columns), _FORWARD)), 1
     launch(grid, post, comb, output, x, y)
     return y
@@ -56,7 +52,7 @@ def _hyper_connection_mix_backward(
     dy, *operands = (tensor.contiguous() for tensor in (dy, post, comb, output, x))
     batch, length, n, columns = x.shape
     results = [torch.empty_like(operand) for operand in operands]
-    launch = _backward_launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns)
+    launch = _launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns, back=True)
     launch((batch * length, 1, 1), dy, *operands, *results)
     dpost, dcomb, doutput, dx = results
     return dpost, dcomb, doutput, dx

@@ -18,7 +18,7 @@ import torch
 
 from veomni_hook.kernels.hyper_connection import device as kernels
 from veomni_hook.kernels.hyper_connection import reference
-from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
+from veomni_hook.kernels.hyper_connection.rules import unsupported
 from veomni_hook.kernels.rms_norm import reference as norms
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
@@ -38,13 +38,14 @@ class _Sizes:
     """The sizes of a call, and its launches; one for each kind of call.
 
     Args:
+        device: where they launch.
         kind: the dtypes of streams, projection, base and scale.
         n: the number of streams.
         columns: of a stream.
         comb: whether there are weights of the output and of the mixture.
     """
 
-    def __init__(self, kind: _Kind, n: int, columns: int, comb: bool) -> None:
+    def __init__(self, device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> None:
         k, m = n * columns, n + comb * (n + n * n)
         padded = max(16, power(m))
         block = min(power(columns), _COLUMNS)
@@ -61,13 +62,7 @@ class _Sizes:
         self.fn = Launch(kernels.fn_gradient, 3, k, m, padded, _ROWS, _GRADIENT, **dots)
 
 
-@lru_cache(maxsize=LAUNCHES)
-def _sizes(device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> _Sizes:
-    return _Sizes(kind, n, columns, comb)
-
-
-def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:
-    return _sizes(x.device, (x.dtype, fn.dtype, base.dtype, scale.dtype), x.shape[2], x.shape[3], comb)
+_sizes = lru_cache(maxsize=LAUNCHES)(_Sizes)
 
 
 @operator(lambda x, fn, *others: _results(x, fn.shape[0], others[-1]))
@@ -80,7 +75,8 @@ def _hyper_connection(
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, fn, base, scale = (tensor.contiguous() for tensor in (x, fn, base, scale))
-    tokens, sizes = x.shape[0] * x.shape[1], _of(x, fn, base, scale, iterations > 0)
+    tokens, kind = x.shape[0] * x.shape[1], (x.dtype, fn.dtype, base.dtype, scale.dtype)
+    sizes = _sizes(x.device, kind, x.shape[2], x.shape[3], iterations > 0)
     norm_eps, eps = numbers
     post, comb, y, m, r = _results(x, sizes.m, iterations)
     sizes.project((cdiv(tokens, _ROWS), 1, 1), x, fn, m, r, tokens, norm_eps)
@@ -110,7 +106,8 @@ def _hyper_connection_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, fn, base, scale, m, r = (tensor.contiguous() for tensor in saved)
     dy, dpost, dcomb = dy.contiguous(), dpost.contiguous(), dcomb.contiguous()
-    tokens, sizes = m.shape[0], _of(x, fn, base, scale, iterations > 0)
+    tokens, kind = m.shape[0], (x.dtype, fn.dtype, base.dtype, scale.dtype)
+    sizes = _sizes(x.device, kind, x.shape[2], x.shape[3], iterations > 0)
     eps = numbers[1]
     dpre = m.new_empty((tokens, sizes.n))
     sizes.products((tokens, 1, 1), x, dy, dpre)

@@ -10,7 +10,7 @@ import torch
 
 from veomni_hook.kernels.index_scores.torch import rows_of_a_piece
 
-__all__ = ["gradients", "gradients_fake"]
+__all__ = ["gradients"]
 
 Tensor = torch.Tensor
 
@@ -33,7 +33,7 @@ def gradients(
         scale: of the products.
         relu: whether products below zero count as zero.
     """
-    dquery, dkey, dweights = gradients_fake(dscores, query, key, weights, scale, relu)
+    dquery, dkey, dweights = (tensor.new_empty(tensor.shape) for tensor in (query, key, weights))
     size = rows_of_a_piece(query, key)
     with torch.autocast(query.device.type, enabled=False):
         for sample in range(len(query)):
@@ -52,17 +52,4 @@ def gradients(
                 dquery[sample, rows] = torch.matmul(dp, k)
                 dk += torch.matmul(dp.flatten(0, 1).T, q.flatten(0, 1))
             dkey[sample] = dk
-    return dquery, dkey, dweights
-
-
-def gradients_fake(
-    dscores: Tensor,
-    query: Tensor,
-    key: Tensor,
-    weights: Tensor,
-    scale: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors of the gradients' shapes and dtypes."""
-    dquery, dkey, dweights = (tensor.new_empty(tensor.shape) for tensor in (query, key, weights))
     return dquery, dkey, dweights

@@ -14,7 +14,7 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.index_scores import torch as pieces
-from veomni_hook.kernels.problem import Problem, Results, Side, made, sides_of
+from veomni_hook.kernels.problem import Problem, made, sides_of
 
 __all__ = ["problems"]
 
@@ -32,18 +32,14 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         key = made(batch, positions, width, device=device)
         weights = made(batch, positions, heads, device=device, dtype=torch.float32) * heads**-0.5
         scale = width**-0.5
-        sides = sides_of(_OP, _VARIANT, device, call=_scaled, scale=scale)
+        sides = sides_of(_OP, _VARIANT, device, scale=scale)
         flops = 2 * batch * positions**2 * heads * width
         yield Problem(
             op=_OP,
             shape=f"{batch} x {positions} x {positions}, {heads} heads of {width}",
             leaves=(query, key, weights),
-            sides={**sides, "pieces": partial(_scaled, pieces.relu_matmul, scale=scale)},
+            sides={**sides, "pieces": partial(pieces.relu_matmul, scale=scale)},
             limit="flops",
             work={"forward": flops, "step": 4 * flops},
             incoming={"backward": [torch.randn(batch, positions, positions, device=device)]},
         )
-
-
-def _scaled(kernel: Side, *leaves: torch.Tensor, scale: float) -> Results:
-    return kernel(*leaves, scale)

@@ -8,6 +8,7 @@ recomputed in the backward. A compiler gets the whole formula. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -33,6 +34,7 @@ def rows_of_a_piece(query: Tensor, key: Tensor) -> int:
 
 
 def _in_pieces(formula: _Formula, query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Return what ``formula``, one of `reference`, says."""
     batch, queries, heads, width = query.shape
     # With several samples, torch copies the keys for every query in front of the product.
     whole = 4 * batch * queries * key.shape[1] * (heads + (width if batch > 1 else 0))
@@ -47,21 +49,7 @@ def _in_pieces(formula: _Formula, query: Tensor, key: Tensor, weights: Tensor, s
     return torch.cat(samples)
 
 
-def relu_matmul(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return what `reference.relu_matmul` says."""
-    return _in_pieces(reference.relu_matmul, query, key, weights, scale)
-
-
-def relu_sum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return what `reference.relu_sum` says."""
-    return _in_pieces(reference.relu_sum, query, key, weights, scale)
-
-
-def relu_einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return what `reference.relu_einsum` says."""
-    return _in_pieces(reference.relu_einsum, query, key, weights, scale)
-
-
-def einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return what `reference.einsum` says."""
-    return _in_pieces(reference.einsum, query, key, weights, scale)
+relu_matmul = partial(_in_pieces, reference.relu_matmul)
+relu_sum = partial(_in_pieces, reference.relu_sum)
+relu_einsum = partial(_in_pieces, reference.relu_einsum)
+einsum = partial(_in_pieces, reference.einsum)

@@ -14,14 +14,14 @@ A score has the same bits in any batch: tiles do not depend on its sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
 
 from veomni_hook.kernels.index_scores import device as kernels
 from veomni_hook.kernels.index_scores import reference
-from veomni_hook.kernels.index_scores.backward import gradients, gradients_fake
+from veomni_hook.kernels.index_scores.backward import gradients
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
@@ -76,7 +76,7 @@ def _index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, rel
 
 
 _gradients = operator(
-    gradients_fake,
+    lambda dscores, *operands: tuple(tensor.new_empty(tensor.shape) for tensor in operands[:3]),
     "index_scores_backward(Tensor dscores, Tensor query, Tensor key, Tensor weights, float scale, bool relu)"
     " -> (Tensor, Tensor, Tensor)",
 )(gradients)
@@ -94,38 +94,21 @@ _scores: Callable[..., Tensor] = differentiable(
 )
 
 
-def _fit(query: Tensor, weights: Tensor) -> bool:
-    """Return whether the weights, which the slot has not seen, are one for each head, in float32."""
+def _computed(
+    formula: Callable[..., Tensor], relu: bool, query: Tensor, key: Tensor, weights: Tensor, scale: float
+) -> Tensor:
+    """Return the scores ``[batch, queries, keys]`` of ``formula``, one of `reference`."""
+    # The slot has not seen the weights.
     of_heads = not_plain(weights) is None and weights.shape == query.shape[:3]
-    return of_heads and weights.dtype == torch.float32 and weights.device == query.device
+    if not (of_heads and weights.dtype == torch.float32 and weights.device == query.device):
+        return formula(query, key, weights, scale)
+    return _scores(query, key, weights, float(scale), relu)
 
 
-def relu_matmul(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
-    if not _fit(query, weights):
-        return reference.relu_matmul(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), True)
-
-
-def relu_sum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
-    if not _fit(query, weights):
-        return reference.relu_sum(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), True)
-
-
-def relu_einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
-    if not _fit(query, weights):
-        return reference.relu_einsum(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), True)
-
-
-def einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Return the scores ``[batch, queries, keys]``, see `reference`."""
-    if not _fit(query, weights):
-        return reference.einsum(query, key, weights, scale)
-    return _scores(query, key, weights, float(scale), False)
+relu_matmul = partial(_computed, reference.relu_matmul, True)
+relu_sum = partial(_computed, reference.relu_sum, True)
+relu_einsum = partial(_computed, reference.relu_einsum, True)
+einsum = partial(_computed, reference.einsum, False)
 
 
 def refuses(owner: object, query: Tensor, key: Tensor, scale: float) -> str | None:

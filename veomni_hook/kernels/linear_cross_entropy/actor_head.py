@@ -6,10 +6,8 @@ where settings choose ``eager``, and where ours cannot, with a warning.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections import Counter
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ import torch
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.functional import is_eager, token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.head import unsuited
+from veomni_hook.kernels.linear_cross_entropy.trainer_head import parameters_of
 from veomni_hook.kernels.shared.function_modes import intercepting
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -50,8 +49,12 @@ def log_probs(function: Any, *operands: Any) -> tuple[torch.Tensor, torch.Tensor
     reason = "eager is chosen" if is_eager() else _refuses(function, operands)
     _CALLS[reason] += 1
     if reason is not None:
-        if not is_eager():
-            _warn(reason)
+        if _CALLS[reason] == 1 and not is_eager():
+            warnings.warn(
+                f"verl's own function computes log-probabilities, not veomni_hook's: {reason}",
+                VeomniHookWarning,
+                stacklevel=4,
+            )
         own = function.apply(*operands)
         return own
     hidden, weight, tokens, temperature, _ = operands
@@ -70,27 +73,9 @@ def told() -> dict[str | None, int]:
 
 def _refuses(function: type[torch.autograd.Function], operands: tuple[Any, ...]) -> str | None:
     """Return why verl's function computes this, or None."""
-    if not _is_known(function) or len(operands) != len(_PARAMETERS) - 1:
+    if tuple(parameters_of(function)) != _PARAMETERS or len(operands) != len(_PARAMETERS) - 1:
         return "its parameters are not those that this release of veomni-hook knows"
     hidden, weight, tokens, _, _ = operands
     if hasattr(weight, "ds_id"):
         return "DeepSpeed holds the weight of the head"
     return intercepting() or not_plain(tokens) or unsuited(hidden, weight, None)
-
-
-@lru_cache(maxsize=8)
-def _is_known(function: type[torch.autograd.Function]) -> bool:
-    try:
-        return tuple(inspect.signature(function.forward).parameters) == _PARAMETERS
-    except (AttributeError, TypeError, ValueError):
-        return False
-
-
-@lru_cache(maxsize=32)
-def _warn(reason: str) -> None:
-    """Warn once for each reason."""
-    warnings.warn(
-        f"verl's own function computes log-probabilities, not veomni_hook's: {reason}",
-        VeomniHookWarning,
-        stacklevel=5,
-    )

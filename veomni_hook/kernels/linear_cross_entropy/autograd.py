@@ -145,7 +145,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> _Tensors:
-        x, weight, bias, target, num_items, loss_weights, ids, teachers, late, *gradients = ctx.saved_tensors
+        x, weight, bias, target, num_items, loss_weights, ids, teachers, late, *computed = ctx.saved_tensors
         if is_recorded():
             objective = Objective(
                 ctx.form.ignore_index, num_items, ctx.form.transform, ctx.form.label_smoothing,
@@ -153,10 +153,12 @@ class _Loss(torch.autograd.Function):
                 distillation=ctx.form.share,
             )  # fmt: skip
 
-            def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+                x, weight, bias = _cast(ctx.dtype, x, weight, bias)
                 return reference.loss_and_statistics(x, weight, bias, target, objective, NOTHING)[0]
 
-            return *_differentiable(ctx, again, (x, weight, bias), (grad,)), *[None] * 7
+            slopes = gradients(again, (x, weight, bias), ctx.needs_input_grad[:3], (grad,))
+            return *slopes, *[None] * 7
         factor = (grad if late is None else grad * late).reshape(())
         in_place = (
             not torch.compiler.is_compiling() and not torch._C._autograd._get_current_graph_task_keep_graph()
@@ -166,7 +168,7 @@ class _Loss(torch.autograd.Function):
                 None
                 if gradient is None
                 else _scaled(ctx.backend, gradient, factor, of.dtype, in_place=in_place)
-                for gradient, of in zip(gradients, (x, weight, bias), strict=True)
+                for gradient, of in zip(computed, (x, weight, bias), strict=True)
             ),
             *[None] * 7,
         )
@@ -208,13 +210,17 @@ class _Statistics(torch.autograd.Function):
             incoming = tuple(tensor for tensor in (to_log_probs, to_entropy, to_at) if tensor is not None)
             wanted = Wanted(to_log_probs is not None, to_entropy is not None)
 
-            def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            def again(
+                x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+            ) -> tuple[torch.Tensor, ...]:
+                x, weight, bias = _cast(ctx.dtype, x, weight, bias)
                 logits = reference.logits_of(x, weight, bias, objective)
                 statistics = reference.statistics_of(logits, target, ctx.form.ignore_index, wanted)
                 of_teacher = () if to_at is None else (reference.log_probs_at(logits, ids),)
                 return *(tensor for tensor in statistics if tensor is not None), *of_teacher
 
-            return *_differentiable(ctx, again, (x, weight, bias), incoming), *[None] * 4
+            slopes = gradients(again, (x, weight, bias), ctx.needs_input_grad[:3], incoming)
+            return *slopes, *[None] * 4
         with torch.autocast(x.device.type, enabled=False):
             slopes = ctx.backend.gradients(
                 *_cast(ctx.dtype, x, weight, bias), target, ids, ctx.form, lse, entropy, at, to_log_probs,
@@ -308,7 +314,7 @@ def _teacher(ids: torch.Tensor | None, log_probs: torch.Tensor | None, form: For
     return None if ids is None or log_probs is None else Teacher(ids, log_probs, form.log_prob_min_clamp)
 
 
-def _cast(dtype: torch.dtype, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+def _cast(dtype: torch.dtype, *tensors: torch.Tensor | None) -> list[Any]:
     return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
 
 
@@ -323,14 +329,3 @@ def _scaled(
         backend.scale(gradient, factor)
         return gradient.to(dtype)
     return (gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * factor).to(dtype)
-
-
-def _differentiable(
-    ctx: Any, again: Callable[..., object], inputs: tuple[torch.Tensor | None, ...], incoming: tuple[Any, ...]
-) -> tuple[torch.Tensor | None, ...]:
-    """Return differentiable gradients, from the plain definition."""
-
-    def formula(*tensors: torch.Tensor | None) -> Any:
-        return again(*_cast(ctx.dtype, *tensors))
-
-    return gradients(formula, inputs, ctx.needs_input_grad[:3], incoming)

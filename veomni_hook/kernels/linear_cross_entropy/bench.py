@@ -18,7 +18,7 @@ from veomni_hook import accelerator
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy
 from veomni_hook.kernels.problem import Problem, Side, made, peer
 
-__all__ = ["problems"]
+__all__ = ["problems", "products"]
 
 # Rows, hidden size, vocabulary. The last but two is no multiple of 8.
 _FIRST = ((8192, 2048, 151936), (16384, 4096, 151936))
@@ -54,7 +54,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             sides={**_sides(device, target), **quack},
             limit="products",
             work={"step": 6 * rows * hidden * vocab},
-            products=partial(_products, wide=wide),
+            products=partial(products, wide=wide),
             absent=absent,
         )
 
@@ -72,7 +72,7 @@ def _sides(device: str, target: torch.Tensor) -> dict[str, Side]:
     return sides
 
 
-def _products(x: torch.Tensor, _: torch.Tensor, *, wide: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def products(x: torch.Tensor, _: torch.Tensor, *, wide: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the three whole products of a step: the logits, and what the gradients are made by."""
     x, wide = x.detach(), wide.detach()
     logits = x @ wide.t()

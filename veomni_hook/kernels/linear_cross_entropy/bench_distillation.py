@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from veomni_hook import accelerator
+from veomni_hook.kernels.linear_cross_entropy.bench import products
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy, token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.objective import Teacher
 from veomni_hook.kernels.problem import Problem, Side, made
@@ -55,7 +56,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             sides=_sides(given),
             limit="products",
             work={"step": 6 * rows * hidden * vocab},
-            products=_products,
+            products=partial(products, wide=weight),
         )
 
 
@@ -100,10 +101,3 @@ def _loss(log_probs: Tensor | None, divergence: Tensor | None) -> Tensor:
     assert log_probs is not None  # noqa: S101
     loss = -log_probs.mean()
     return loss if divergence is None else loss.lerp(divergence.mean(), _SHARE)
-
-
-def _products(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    """Return the three whole products of a step."""
-    x, weight = x.detach(), weight.detach()
-    logits = x @ weight.t()
-    return logits @ weight, logits.t() @ x

@@ -28,7 +28,7 @@ from veomni_hook.kernels.shared.history import following
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_as_written
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["Call", "Fused", "fused_by", "fused_output", "reference_output", "refuses", "settled"]
+__all__ = ["Call", "Fused", "fused_output", "reference_output", "refuses", "settled"]
 
 Compute = Callable[..., tuple[torch.Tensor, TokenStatistics]]
 Statistics = Callable[..., TokenStatistics]
@@ -48,10 +48,12 @@ def refuses(model: object, *operands: object) -> str | None:
     The formula, which is chosen for checks, computes each loss that it can. Raises KernelError if upstream's
     code must, but `loss_options` change the loss.
     """
+    compiling = torch.compiler.is_compiling()
     by_name = wanted_by(model, "linear_cross_entropy") == REFERENCE
-    if by_name or token_outputs_of(model, *operands) or _is_veomnis(model):
+    own_loss = not compiling and losses.is_veomnis(getattr(model, "loss_function", None))
+    if by_name or token_outputs_of(model, *operands) or own_loss:
         return settled(model, _cannot(model, *operands), *operands)
-    if torch.compiler.is_compiling():
+    if compiling:
         return _untrained(model) or _cannot(model, *operands)
     request = active(model)
     reason = None if request is not None and request.options.evaluation else _untrained(model)
@@ -63,11 +65,6 @@ def settled(model: object, reason: str | None, *operands: object) -> str | None:
     if reason is not None:
         leave_to_upstream(model, reason, *operands)
     return reason
-
-
-def _is_veomnis(model: object) -> bool:
-    compiled = torch.compiler.is_compiling()
-    return not compiled and losses.is_veomnis(getattr(model, "loss_function", None))
 
 
 def _untrained(model: Any) -> str | None:
@@ -93,14 +90,17 @@ def _cannot(model: Any, *operands: object) -> str | None:
 
 
 def _rest_refuses(call: Call, linear: Any) -> str | None:
-    return (
+    reason = (
         not_plain(call.hidden_states)
         or _labels_refuse(call)
         or _arguments_refuse(call, linear.out_features)
         or _cap_refuses(call)
         or call.transform.refuses()
-        or _rounding_refuses(call)
     )
+    # Kernels transform logits in float32, whatever their dtype.
+    if reason or call.transform.dtype in (None, torch.float32, compute_dtype(call.hidden_states)):
+        return reason
+    return f"logits are rounded to {call.transform.dtype}"
 
 
 def _cap_refuses(call: Call) -> str | None:
@@ -115,21 +115,14 @@ def _cap_refuses(call: Call) -> str | None:
     return seen and f"the module that caps logits {seen}"
 
 
-def _rounding_refuses(call: Call) -> str | None:
-    # Kernels transform logits in float32, whatever their dtype.
-    dtype = call.transform.dtype
-    if dtype in (None, torch.float32, compute_dtype(call.hidden_states)):
-        return None
-    return f"logits are rounded to {dtype}"
-
-
-def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
+def fused_output(compute: Compute, statistics: Statistics, *operands: object) -> Fused:
     """Return the loss from ``compute``, and logits that are computed on first access.
 
-    ``compute`` is called like `reference.loss_and_statistics`, and ``statistics``, if the output gets fields
-    of them, like `reference.token_statistics`. If the head rejects the request, upstream computes loss and
-    logits.
+    ``operands`` are the fields of a `Call`. ``compute`` is called like `reference.loss_and_statistics`, and
+    ``statistics``, if the output gets fields of them, like `reference.token_statistics`. If the head rejects
+    the request, upstream computes loss and logits.
     """
+    call = Call.of(*operands)
     model, head, transform = call.model, call.head, call.transform
     before_head = call.options.get("before_head")
     hidden_states = call.hidden_states if before_head is None else before_head(call.hidden_states)
@@ -143,7 +136,9 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     of_tokens: list[TokenStatistics] = []
     linear, whole = heads.last_linear(model, head), shares.Part(None, hidden_states, target, objective)
-    part = whole if reports else _own_positions(call, linear, whole)
+    # A plain head that computes nothing but the loss needs this process's positions alone.
+    alone = linear is head and not (reports or names or call_is_seen(linear))
+    part = shares.own_positions(model, whole) if alone else whole
 
     def loss_of(
         rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
@@ -163,7 +158,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
         of_tokens.append(of_rows)
         return loss
 
-    request = heads.LossRequest(loss_of, part.target, {})
+    request = heads.LossRequest(loss_of, part.target)
     answer = heads.ask(head, linear, part.hidden_states, request)
     if request.loss is None or request.call is None:
         logits = transform(answer if part.group is None else head(hidden_states))
@@ -183,13 +178,6 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     return Fused(loss, deferred, partial(output.with_deferred_logits, more=call.fields_among(values)))
 
 
-def _own_positions(call: Call, linear: Any, whole: shares.Part) -> shares.Part:
-    """Return this process's positions where a plain head computes nothing but the loss; else ``whole``."""
-    if linear is not call.head or call.names or call_is_seen(linear):
-        return whole
-    return shares.own_positions(call.model, whole)
-
-
 def _turned_down(call: Call, request: heads.LossRequest, logits: torch.Tensor) -> Fused:
     """Return upstream's loss."""
     model, reason = call.model, request.reason or "the head did not call torch.nn.functional.linear"
@@ -198,20 +186,11 @@ def _turned_down(call: Call, request: heads.LossRequest, logits: torch.Tensor) -
     loss = model.loss_function(
         logits=logits, labels=call.labels, vocab_size=call.vocab_size, **call.loss_kwargs
     )
-    return Fused(loss, logits, _as_it_is)
-
-
-def fused_by(compute: Compute, statistics: Statistics) -> Callable[..., Fused]:
-    """Return `fused_output` as a function of the fields of a `Call`."""
-
-    def causal_lm_output(*call: object) -> Fused:
-        return fused_output(compute, statistics, Call.of(*call))
-
-    return causal_lm_output
+    return Fused(loss, logits, lambda output: output)
 
 
 #: By the plain definition.
-reference_output = fused_by(reference.loss_and_statistics, reference.token_statistics)
+reference_output = partial(fused_output, reference.loss_and_statistics, reference.token_statistics)
 
 
 def _traced_output(
@@ -223,19 +202,10 @@ def _traced_output(
     request = (rows, call.head.weight, call.head.bias, target, objective)
     logits = traced.TracedLogits(call.head, call, hidden_states)
     if not (names := call.names):
-        return Fused(compute(*request, NOTHING)[0], logits, traced.finish)
+        return Fused(compute(*request, NOTHING)[0], logits, output.with_deferred_logits)
     vector, _ = token_outputs.packed(compute, statistics, request, wanted, names)
     loss, values = token_outputs.fields(vector, names, call.given.shape, objective.num_items)
-    more = call.fields_among(values)
-
-    def finish(output: object) -> Any:
-        return traced.finish(output, more)
-
-    return Fused(loss, logits, finish)
-
-
-def _as_it_is(made: object) -> object:
-    return made
+    return Fused(loss, logits, partial(output.with_deferred_logits, more=call.fields_among(values)))
 
 
 def _labels_refuse(call: Call) -> str | None:

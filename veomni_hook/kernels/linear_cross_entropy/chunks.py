@@ -47,11 +47,13 @@ class Head(NamedTuple):
     bias_rest: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None, *, aligned: bool = True) -> Head:
-        """Return the layer for products in the dtype of ``weight``; ``aligned``: of any widths if not."""
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
+        """Return the layer for products in the dtype of ``weight``; in traced code, of any widths."""
         vocab, hidden = weight.shape
         width = WIDTH // weight.element_size()
-        if not aligned or vocab % width == 0 or weight.device.type not in PADDED_ON:
+        # dynamo (torch 2.11) cannot write to rows with padding between them.
+        traced = torch.compiler.is_compiling()
+        if traced or vocab % width == 0 or weight.device.type not in PADDED_ON:
             return cls(weight, bias, vocab)
         columns = -(-vocab // width) * width
         rest = min(columns, max(1, COPIED // max(1, hidden) // ROWS_COPIED) * ROWS_COPIED)
@@ -165,19 +167,19 @@ class WeightGradient:
         self._dtype = result
         self._vocab, hidden = weight.shape
         self._rest: torch.Tensor | None = None
-
-        def empty(rows: int) -> torch.Tensor:
-            return torch.empty(rows, hidden, dtype=total, device=weight.device)
-
         if split is not None:
-            self._parts, self._rest = [empty(self._vocab)], empty(split[1])
+            self._parts = [weight.new_empty(self._vocab, hidden, dtype=total)]
+            self._rest = weight.new_empty(split[1], hidden, dtype=total)
             self._added = [self._parts[0][: split[0]], self._rest]
             return
         # On a CPU a higher-precision sum is allocated and freed part by part. With the whole sum beside the
         # result, the peak at 2,048 x 1,024 x 151,936 in bfloat16 is 0.87 GiB; upstream's is 3.48.
         apart = weight.device.type == "cpu" and total is not result
         rows = -(-self._vocab // PARTS) if apart else max(1, self._vocab)
-        self._parts = [empty(min(rows, self._vocab - start)) for start in range(0, max(1, self._vocab), rows)]
+        self._parts = [
+            weight.new_empty(min(rows, self._vocab - start), hidden, dtype=total)
+            for start in range(0, max(1, self._vocab), rows)
+        ]
         self._added = self._parts
 
     def add(self, grad_logits: torch.Tensor, x: torch.Tensor) -> None:

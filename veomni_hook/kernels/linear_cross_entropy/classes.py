@@ -54,10 +54,9 @@ def output(model: Any, labels: torch.Tensor | None, output_: Any) -> Any:
     if reason is not None:
         leave_to_upstream(model, reason)
         return output_
-    # Few calls get here; and where `modeling_layers` imports this module, losses, which `traced` needs,
-    # are not importable yet then.
+    # Here, because few calls get here.
     from veomni_hook.kernels.linear_cross_entropy import output as outputs
-    from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs, traced
+    from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs
 
     target = labels.to(output_.logits.device).reshape(-1)
     weights = None if options.loss_weights is None else options.loss_weights.to(target.device).reshape(-1)
@@ -78,7 +77,7 @@ def output(model: Any, labels: torch.Tensor | None, output_: Any) -> Any:
         return output_
     values = token_outputs.values(statistics, target, _IGNORED, names, labels.shape)
     more = {name: value.clone() for name, value in values.items()}  # FSDP2 loses its hook of a view
-    return traced.finish(output_, more) if compiling else outputs.with_deferred_logits(output_, more)
+    return outputs.with_deferred_logits(output_, more)
 
 
 def _refuses(model: Any, labels: torch.Tensor, output: object) -> str | None:

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from types import EllipsisType, FrameType, NoneType
+from types import EllipsisType, NoneType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -59,13 +59,12 @@ def note_refusal(model: object, reason: str, *, training: bool) -> None:
 def _reader() -> tuple[str, int, dict[str, Any]]:
     """Return file, line and globals of the code that reads, which is neither this package's nor torch's."""
     frame = sys._getframe(1)
-    while _root(frame) in _BETWEEN and frame.f_back is not None:
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _BETWEEN:
+            break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, frame.f_globals
-
-
-def _root(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class DeferredLogits:
@@ -123,10 +122,6 @@ class DeferredLogits:
         cast = self._cast if dtype is None else dtype
         other.__dict__.update(self.__dict__, _moved=moved, _cast=cast, logits=None)
         return other
-
-    def stand_in(self) -> torch.Tensor:
-        """Return an empty tensor with their dtype and device, for code that casts and moves tensors."""
-        return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def unread(self) -> torch.Tensor | None:
         """Return the logits as `UnreadLogits`, or computed where only a call of the head can compute them.
@@ -210,23 +205,6 @@ class UnreadLogits(torch.Tensor):
         _living[id(unread)] = unread
         return unread
 
-    @staticmethod
-    def empty(
-        deferred: DeferredLogits,
-        indices: tuple[object, ...],
-        attached: bool,
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor,
-    ) -> UnreadLogits:
-        """Return it without a place in the graph."""
-        shape = (*hidden_states.shape[:-1], weight.shape[0])
-        unread: UnreadLogits = torch.Tensor._make_wrapper_subclass(
-            UnreadLogits, shape, dtype=deferred.dtype, device=deferred.device
-        )
-        unread._deferred, unread._hidden_states, unread._selection = deferred, hidden_states, indices
-        unread._attached, unread._logits = attached, None
-        return unread
-
     @torch.compiler.disable
     def computed(self, *, to_be_changed: bool = False) -> torch.Tensor:
         """Return the logits, once; ``to_be_changed``: as a view of all logits."""
@@ -289,7 +267,13 @@ class _Edge(torch.autograd.Function):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.deferred, ctx.operands = deferred, (hidden_states, weight, bias)
-        return UnreadLogits.empty(deferred, indices, attached, hidden_states, weight)
+        shape = (*hidden_states.shape[:-1], weight.shape[0])
+        unread: UnreadLogits = torch.Tensor._make_wrapper_subclass(
+            UnreadLogits, shape, dtype=deferred.dtype, device=deferred.device
+        )
+        unread._deferred, unread._hidden_states, unread._selection = deferred, hidden_states, indices
+        unread._attached, unread._logits = attached, None
+        return unread
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -54,12 +54,9 @@ class LossRequest:
     ``call`` is the call of its Linear, which returned the loss in place of logits.
     """
 
-    def __init__(
-        self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, object]
-    ) -> None:
+    def __init__(self, compute: Callable[..., torch.Tensor], target: torch.Tensor) -> None:
         self._compute = compute
         self._target = target
-        self._options = options
         self.loss: torch.Tensor | None = None
         self.reason: str | None = None
         self.call: LinearCall | None = None
@@ -73,12 +70,8 @@ class LossRequest:
             return functional.linear(hidden_states, weight, bias)
         self.call = LinearCall(hidden_states, weight, bias)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        self.loss = self._compute(rows, weight, bias, self._target, **self._options)
+        self.loss = self._compute(rows, weight, bias, self._target)
         return self.loss
-
-    def turn_down(self, reason: str) -> None:
-        """Discard the loss and record ``reason``."""
-        self.loss, self.reason = None, reason
 
 
 class LogitsRequest:
@@ -126,17 +119,11 @@ class LossInput:
         return replace(self, hidden_states=self.hidden_states.to(*args, **kwargs))
 
 
-def _flatten(carrier: LossInput) -> tuple[list[torch.Tensor], LossRequest | LogitsRequest]:
-    return [carrier.hidden_states], carrier.request
-
-
-def _unflatten(leaves: Iterable[Any], request: LossRequest | LogitsRequest) -> LossInput:
-    (hidden_states,) = leaves
-    return LossInput(hidden_states, request)
-
-
 _pytree.register_pytree_node(
-    LossInput, _flatten, _unflatten, serialized_type_name="veomni_hook.kernels.linear_cross_entropy.LossInput"
+    LossInput,
+    lambda carrier: ([carrier.hidden_states], carrier.request),
+    lambda leaves, request: LossInput(next(iter(leaves)), request),
+    serialized_type_name="veomni_hook.kernels.linear_cross_entropy.LossInput",
 )
 
 
@@ -149,7 +136,7 @@ def last_linear(model: object, head: object) -> Any:
         return head
     embeddings = getattr(model, "get_output_embeddings", None)
     linear = embeddings() if callable(embeddings) else None
-    within = linear is not None and any(module is linear for module in head.modules())
+    within = linear is not None and _holds(head, linear)
     return called_by(linear if within else head)
 
 
@@ -202,7 +189,7 @@ def ask(
         hook.remove()
     if request.loss is None or answer is request.loss:
         return answer
-    request.turn_down(f"the head returns {changed}")
+    request.loss, request.reason = None, f"the head returns {changed}"
     answer = head(hidden_states)
     return answer
 
@@ -246,10 +233,10 @@ def logits_of(
 
 def keeps_weights(head: nn.Module, linear: object) -> bool:
     """Return whether no hook around a call of ``linear`` in ``head`` can bring weights and take them away."""
-    around = (module for module in head.modules() if any(inner is linear for inner in module.modules()))
     return not any(
         module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-        for module in around
+        for module in head.modules()
+        if _holds(module, linear)
     )
 
 
@@ -266,10 +253,8 @@ def refuses(head: Any, linear: object) -> str | None:
     if reason is not None or linear is head:
         return reason
     for module in head.modules():
-        if any(inner is linear for inner in module.modules()):
-            reason = calls_refuse(module)
-            if reason is not None:
-                return reason
+        if _holds(module, linear) and (reason := calls_refuse(module)) is not None:
+            return reason
     return None
 
 
@@ -286,7 +271,13 @@ def _linear_refuses(linear: Any) -> str | None:
     )  # `LossRequest.answer` sees it gathered
     if weight is not None and not sharded and not_plain(weight) is not None:
         return f"the weight of the head is a {type(weight).__name__}, not a plain tensor"
-    return calls_refuse(linear) or ("a global hook is registered" if any(_global_hooks()) else None)
+    global_hooks = (
+        module_globals._global_forward_hooks,
+        module_globals._global_forward_pre_hooks,
+        module_globals._global_backward_hooks,
+        module_globals._global_backward_pre_hooks,
+    )
+    return calls_refuse(linear) or ("a global hook is registered" if any(global_hooks) else None)
 
 
 def calls_refuse(module: nn.Module) -> str | None:
@@ -333,12 +324,3 @@ def _origin(hook: object) -> str:
         hook = hook.__wrapped__  # `torch.compiler.disable` around it
         home = written_in(hook)[0]
     return home
-
-
-def _global_hooks() -> tuple[object, ...]:
-    return (
-        module_globals._global_forward_hooks,
-        module_globals._global_forward_pre_hooks,
-        module_globals._global_backward_hooks,
-        module_globals._global_backward_pre_hooks,
-    )

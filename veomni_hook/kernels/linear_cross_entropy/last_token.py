@@ -18,7 +18,7 @@ from veomni_hook.kernels.shared.module_calls import is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.origin import written_in
 
-__all__ = ["Scores", "last_token", "refuses"]
+__all__ = ["Scores", "refuses"]
 
 #: Modules and packages (adapters, quantised projections) whose classes treat each row independently.
 _BY_ROW: tuple[type, ...] = (nn.Identity, nn.Dropout, nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -30,7 +30,10 @@ _LOSS_HOME = ("transformers.loss.loss_utils", "ForSequenceClassificationLoss")
 
 
 class Scores:
-    """Replaces ``score(hidden_states)`` for code that reads its device and shape and indexes rows."""
+    """Replaces ``score(hidden_states)`` for code that reads its device and shape and indexes rows.
+
+    ``hidden_states`` are ``[batch, length, hidden]``; scores are computed when they are indexed.
+    """
 
     def __init__(self, hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._hidden_states = hidden_states
@@ -62,11 +65,6 @@ def _may_mix_rows(module: nn.Module) -> str | None:
         )
     known = kind in _BY_ROW or (kind.__module__.startswith(_PACKAGES) and kind.__name__ not in _ACROSS_ROWS)
     return None if known else kind.__name__
-
-
-def last_token(hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> Scores:
-    """Return the scores of ``hidden_states`` ``[batch, length, hidden]``, computed when indexed."""
-    return Scores(hidden_states, score)
 
 
 def refuses(owner: object, hidden_states: torch.Tensor, score: object) -> str | None:

@@ -6,7 +6,7 @@ support. If all positions are ignored it returns 0, and torch NaN. It synchronis
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -90,4 +90,4 @@ def refuses(model: object, *operands: object) -> str | None:
 
 
 #: Returns a language model's loss, computed by Liger.
-causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
+causal_lm_output = partial(causal_lm.fused_output, loss_and_statistics, token_statistics)

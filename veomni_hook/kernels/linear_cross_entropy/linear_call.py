@@ -73,24 +73,20 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 class LinearCall:
     """``torch.nn.functional.linear(hidden_states, weight, bias)``, plain tensors, to be computed later.
 
-    ``weights`` is a sample of weight and bias.
+    ``operands`` are the weight and the bias that were passed, ``weights`` a sample of both.
     """
 
     def __init__(self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.hidden_states = hidden_states
-        self._weight = weight, weight.detach()
-        self._bias = None if bias is None else (bias, bias.detach())
+        self.operands = weight, bias
+        self._data = weight.detach(), None if bias is None else bias.detach()
         self.weights = sample(weight, bias)
 
     @property
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The weight and the bias that were passed."""
-        return self._weight[0], None if self._bias is None else self._bias[0]
-
-    @property
     def is_released(self) -> bool:
-        """Whether the memory of weight or bias was released."""
-        return any(pair is not None and _is_released(pair[1]) for pair in (self._weight, self._bias))
+        """Whether FSDP has released the memory of a gathered weight or bias."""
+        held = (data for data in self._data if data is not None)
+        return any(data.untyped_storage().nbytes() < data.nbytes for data in held)
 
     def result(self, hidden_states: torch.Tensor | None = None) -> tuple[torch.Tensor, str | None] | None:
         """Return the result, and why it may not be what it was, or None; None: the memory was released.
@@ -99,19 +95,14 @@ class LinearCall:
         """
         if self.is_released:
             return None
-        weight, bias = self._weight[1], None if self._bias is None else self._bias[1]
-        changed = WEIGHTS_CHANGED if differ(self.weights, weight, bias) else None
+        changed = WEIGHTS_CHANGED if differ(self.weights, *self._data) else None
+        (weight, bias), (of_weight, of_bias) = self.operands, self._data
         product = functional.linear(
             self.hidden_states if hidden_states is None else hidden_states,
-            _as_it_was(*self._weight),
-            None if self._bias is None else _as_it_was(*self._bias),
+            _as_it_was(weight, of_weight),
+            None if bias is None or of_bias is None else _as_it_was(bias, of_bias),
         )
         return product, changed
-
-
-def _is_released(tensor: torch.Tensor) -> bool:
-    """Whether FSDP has released the memory of a gathered tensor."""
-    return tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
 def _as_it_was(tensor: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

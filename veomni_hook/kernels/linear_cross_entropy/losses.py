@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.shared.origin import underlying, written_in
 
-__all__ = ["HOME", "PARTS", "home_of", "is_veomnis", "reads_shift_labels", "refuses", "targets"]
+__all__ = ["HOME", "PARTS", "is_veomnis", "reads_shift_labels", "refuses", "targets"]
 
 #: Where transformers' own losses are.
 HOME = "transformers.loss.loss_utils"
@@ -69,7 +69,7 @@ def is_veomnis(loss_function: object) -> bool:
 
 def reads_shift_labels(loss_function: object) -> bool:
     """Return whether it uses next-token labels, which a caller may have shifted already."""
-    return home_of(loss_function)[1] != _SAME_TOKEN
+    return getattr(loss_function, "__qualname__", type(loss_function).__qualname__) != _SAME_TOKEN
 
 
 def targets(
@@ -81,12 +81,6 @@ def targets(
     if shift_labels is None:
         shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     return shift_labels.reshape(-1)
-
-
-def home_of(loss_function: object) -> tuple[str, str]:
-    """Return the module and the name of a function, or of an object's class."""
-    name = getattr(loss_function, "__qualname__", type(loss_function).__qualname__)
-    return str(getattr(loss_function, "__module__", "")), str(name)
 
 
 def _examine(loss_function: Any) -> str | None:

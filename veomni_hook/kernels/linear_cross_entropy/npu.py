@@ -91,7 +91,7 @@ _BACKEND = chunked(_loss)
 loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
 token_statistics = partial(autograd.token_statistics, _BACKEND)
 #: Returns a language model's loss computed here.
-causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
+causal_lm_output = partial(causal_lm.fused_output, loss_and_statistics, token_statistics)
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:

@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +59,6 @@ __all__ = [
     "loss_options",
     "named",
     "note",
-    "refused",
     "token_outputs_of",
 ]
 
@@ -80,6 +80,8 @@ SWITCHED_OFF = (
     "%s: the fused loss is switched off from the next step on, because outputs.logits is read at %s; "
     f"{_UNREAD}"
 )
+#: What a user of `loss_options` can do about a reason, and about any other.
+_OTHER_REMEDY = "remove the cause, or do not use loss_options"
 _REMEDIES = {
     EVALUATION: "pass evaluation=True to loss_options",
     NO_GRADIENTS: "pass evaluation=True to loss_options",
@@ -123,11 +125,6 @@ class LossOptions:
             "distillation": self.distillation != 0,
         }
         return tuple(name for name, is_given in is_set.items() if is_given)
-
-
-def _remedy(reason: str) -> str:
-    """Return what a user of `loss_options` can do about ``reason``."""
-    return _REMEDIES.get(reason, "remove the cause, or do not use loss_options")
 
 
 def named(value: object, where: str, *, taught: bool = False) -> tuple[str, ...]:
@@ -201,7 +198,8 @@ class LossReport:
     def refuse(self, reason: str) -> None:
         """Record that the upstream code computed the last loss, and why."""
         self._found, self._target, self._counts = TokenStatistics(), None, None
-        self._why, self._fix = f"upstream's code computed the loss: {reason}", _remedy(reason)
+        self._why = f"upstream's code computed the loss: {reason}"
+        self._fix = _REMEDIES.get(reason, _OTHER_REMEDY)
 
     def _read(self, name: str, asked_as: str = "") -> torch.Tensor:
         value: torch.Tensor | None = getattr(self._found, name)
@@ -222,21 +220,9 @@ class Active(NamedTuple):
     task: int = -1
 
 
-class _Open:
-    """The process's open `loss_options` blocks; compiled code cannot query those of its thread."""
-
-    def __init__(self) -> None:
-        self._blocks = 0
-        #: Compiled code guards on this flag; it would treat a number as dynamic.
-        self.any = False
-
-    def add(self, blocks: int) -> None:
-        """Count blocks that begin (positive) or end (negative)."""
-        self._blocks += blocks
-        self.any = self._blocks > 0
-
-
-OPEN = _Open()
+#: The process's open `loss_options` blocks: compiled code cannot query those of its thread. It guards on
+#: ``any``; a number it would treat as dynamic.
+OPEN = SimpleNamespace(blocks=0, any=False)
 
 _task = torch._C._current_graph_task_id
 _ACTIVE: ContextVar[Active | None] = ContextVar("veomni_hook_loss_options", default=None)
@@ -341,33 +327,19 @@ def loss_options(
         )
     report = LossReport()
     token = _ACTIVE.set(Active(options, report, _task()))
-    OPEN.add(1)
+    OPEN.blocks += 1
+    OPEN.any = True
     try:
         yield report
     finally:
-        OPEN.add(-1)
+        OPEN.blocks -= 1
+        OPEN.any = OPEN.blocks > 0
         _ACTIVE.reset(token)
     if options.changed and not report.fused:
         raise KernelError(
             f"{options.changed} had no effect: no model computed a fused loss in this block",
             where="loss_options",
             fix=f"{UNROUTED}; models under torch.compile do not support options",
-        )
-
-
-def refused(model: object, reason: str) -> None:
-    """Record that upstream code computes the loss of ``model``; raise KernelError if options change it."""
-    request = active(model)
-    note(model, following(), None)
-    if request is None:
-        return
-    request.report.refuse(reason)
-    if names := request.options.changed:
-        are = "are" if "," in names or names in _PLURAL else "is"
-        raise KernelError(
-            f"{names} {are} not available: upstream's code computes this loss, because {reason}",
-            where=type(model).__name__,
-            fix=_remedy(reason),
         )
 
 
@@ -402,7 +374,17 @@ def leave_to_upstream(model: object, reason: str, *operands: object) -> None:
         KernelError: options change this loss, or the output has to have fields.
     """
     if not torch.compiler.is_compiling():
-        refused(model, reason)
+        request = active(model)
+        note(model, following(), None)
+        if request is not None:
+            request.report.refuse(reason)
+        if request is not None and (changed := request.options.changed):
+            are = "are" if "," in changed or changed in _PLURAL else "is"
+            raise KernelError(
+                f"{changed} {are} not available: upstream's code computes this loss, because {reason}",
+                where=type(model).__name__,
+                fix=_REMEDIES.get(reason, _OTHER_REMEDY),
+            )
     if names := token_outputs_of(model, *operands):
         raise KernelError(
             f"there is no {', '.join(names)}: upstream's code computes this loss, because {reason}",

@@ -14,8 +14,8 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, make_dataclass
-from functools import cache, partial
-from types import FrameType, MappingProxyType
+from functools import cache, partial, wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput
 from veomni_hook.kernels.linear_cross_entropy import requested_call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 
-__all__ = ["LazyLogits", "lazy_class", "values_of", "with_deferred_logits"]
+__all__ = ["LazyLogits", "lazy_class", "with_deferred_logits"]
 
 FIELD = "logits"
 # Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
@@ -42,6 +42,20 @@ WALKERS = (
 MOVING = ("accelerate.utils.operations", ("convert_to_fp32", "find_device", "send_to_device"))
 # Walkers may use these to walk.
 TREES = ("torch.utils._pytree", "torch.utils._cxx_pytree", "optree")
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    """Return a method of `OrderedDict` as one of outputs: it reads the logits first, of operands, too."""
+
+    @wraps(getattr(OrderedDict, name))
+    def reading(*operands: Any, **named: Any) -> Any:
+        for operand in operands:
+            if isinstance(operand, LazyLogits):
+                operand._read()
+        # By its name: dynamo cannot trace the method itself.
+        return getattr(OrderedDict, name)(*operands, **named)
+
+    return reading
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]
@@ -134,27 +148,9 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             return unread
         return OrderedDict.get(self._read() if key == FIELD else self, key, default)
 
-    def items(self) -> Any:
-        """Return the (name, value) pairs that are not None."""
-        return OrderedDict.items(self._read())
-
-    def values(self) -> Any:
-        """Return the values that are not None."""
-        return OrderedDict.values(self._read())
-
-    def popitem(self, last: bool = True) -> tuple[str, object]:
-        """Remove the last (or first) name and return it with its value."""
-        return OrderedDict.popitem(self._read(), last)
-
-    def copy(self) -> object:
-        """Return a shallow copy."""
-        return OrderedDict.copy(self._read())
-
-    def __or__(self, other: Any) -> Any:
-        return OrderedDict.__or__(self._read(), other)
-
-    def __ror__(self, other: Any) -> Any:
-        return OrderedDict.__ror__(self._read(), other)
+    items, values = _reading("items"), _reading("values")
+    popitem, copy = _reading("popitem"), _reading("copy")
+    __or__, __ror__, __ne__ = _reading("__or__"), _reading("__ror__"), _reading("__ne__")
 
     def __eq__(self, other: object) -> Any:
         equal = super().__eq__
@@ -162,12 +158,6 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             if isinstance(output, LazyLogits):
                 output._read()
         return equal(other)
-
-    def __ne__(self, other: object) -> Any:
-        for output in (self, other):
-            if isinstance(output, LazyLogits):
-                output._read()
-        return OrderedDict.__ne__(self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -186,12 +176,6 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             return _rebuilt, (plain, more, values)
         # Pickle as an ordinary output, which loads without this package.
         return plain, values
-
-
-@property  # type: ignore[misc]
-def _dict(output: LazyLogits) -> dict[str, object]:
-    """Return the ``__dict__`` of an output, as ``vars`` does, which may see the logits."""
-    return _dict_of(output._read())
 
 
 _own_dict = OrderedDict.__dict__["__dict__"].__get__
@@ -253,7 +237,8 @@ def _flatten(output: LazyLogits) -> tuple[list[object], tuple[tuple[str, ...], D
     deferred = held.get(FIELD)
     if not isinstance(deferred, DeferredLogits):
         return list(held.values()), (tuple(held), None)
-    held[FIELD] = deferred.stand_in()
+    # For code that casts and moves tensors.
+    held[FIELD] = torch.empty(0, dtype=deferred.dtype, device=deferred.device)
     return list(held.values()), (tuple(held), deferred)
 
 
@@ -282,7 +267,9 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     ``more`` are further fields, which are the last. ``traced``: dynamo traces its instances.
     """
     name, bases = output_class.__name__, (LazyLogits, output_class)
-    namespace: dict[str, object] = {} if traced else {"__dict__": _dict}
+    # What ``vars`` returns; it may see the logits.
+    own_dict = property(lambda output: _dict_of(output._read()))
+    namespace: dict[str, object] = {} if traced else {"__dict__": own_dict}
     if not more:
         namespace.update(__module__=output_class.__module__, __qualname__=output_class.__qualname__)
         return type(name, bases, namespace if traced else {**namespace, "_plain": output_class})
@@ -296,24 +283,43 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     return lazy
 
 
-def with_deferred_logits(output: Any, more: Mapping[str, object] = MappingProxyType({})) -> Any:
+#: dynamo reads classes from here: what is constant for it cannot return a class.
+_TRACED: dict[tuple[type, tuple[str, ...]], type[LazyLogits]] = {}
+
+
+def _make_traced(output_class: type, more: tuple[str, ...]) -> bool:
+    _TRACED[output_class, more] = lazy_class(output_class, more, traced=True)
+    return True
+
+
+# See `veomni_hook.kernels.slot.compiled`.
+setattr(_make_traced, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+
+
+def with_deferred_logits(output: Any, more: Mapping[str, object] | None = None) -> Any:
     """Return ``output`` as an output whose `DeferredLogits` are computed when first read.
 
     ``more`` are further fields and their values. An output that is not a ``ModelOutput`` cannot defer logits
-    and gets them now.
+    and gets them now. If the call asked for log-probabilities, there are no logits and no loss.
     """
+    more = {} if more is None else more
+    asked = requested_call.FIELD in more
     if not isinstance(output, ModelOutput):
-        output.logits = None if requested_call.FIELD in more else output.logits.compute()
+        output.logits = None if asked else output.logits.compute()
         for name, value in more.items():
             setattr(output, name, value)
         return output
-    return lazy_class(output.__class__, tuple(more))(**values_of(output, more), **more)
-
-
-def values_of(output: Any, more: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of the fields of ``output``; no loss if the call asked for log-probabilities."""
+    kind: Any = type(output)
+    names = tuple(more)
+    if torch.compiler.is_compiling():
+        _make_traced(kind, names)
+        lazy = _TRACED[kind, names]
+    else:
+        lazy = lazy_class(kind, names)
     values = {field.name: getattr(output, field.name) for field in fields(output)}
-    return values if requested_call.FIELD not in more else {**values, "loss": None, FIELD: None}
+    if asked:
+        values = {**values, "loss": None, FIELD: None}
+    return lazy(**values, **more)
 
 
 def _of_aux(name: str) -> Callable[[Any], Any]:

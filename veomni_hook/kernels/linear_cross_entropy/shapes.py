@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["of_distilled_loss", "of_gradients", "of_loss", "of_statistics", "row_results"]
+__all__ = ["of_gradients", "of_loss", "of_statistics", "row_results"]
 
 
 def row_results(x: Tensor, *, entropy: bool, predictions: bool) -> tuple[Tensor, ...]:
@@ -44,8 +44,3 @@ def of_statistics(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
     log_probs, lse = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     at = lse.new_empty(0 if ids is None else ids.shape)
     return log_probs, *row_results(x, entropy=entropy, predictions=predictions), lse, at
-
-
-def of_distilled_loss(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    """Of the loss with a teacher, whose two tensors follow the target."""
-    return of_loss(x, weight, *call[:2], *call[4:])

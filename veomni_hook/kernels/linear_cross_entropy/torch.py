@@ -93,13 +93,8 @@ def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
     return max(CHUNK_ROWS, logits // max(1, weight.shape[0]))
 
 
-def _head(weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
-    # See `_chunks`.
-    return Head.of(weight, bias, aligned=not torch.compiler.is_compiling())
-
-
 def _chunks(x: torch.Tensor, head: Head) -> Iterator[Chunk]:
-    # dynamo (torch 2.11) cannot write to rows with padding between them.
+    # As of `Head.of`: dynamo cannot write to rows with padding between them.
     close = x.device.type == "cpu" or torch.compiler.is_compiling()
     return chunks(x, head, _size(x, head.weight), 1 if close else ALIGNED)
 
@@ -136,7 +131,7 @@ def _loss(
         teacher = teacher._replace(topk_ids=ids, topk_log_probs=log_probs)
     # Scaled gradients may underflow in float16.
     late = x.dtype is torch.float16
-    head = _head(weight, bias)
+    head = Head.of(weight, bias)
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
     rows_ = rowwise.Rows.empty(x, form, None if teacher is None else teacher.topk_ids)
     for chunk in _chunks(x, head):
@@ -167,7 +162,7 @@ def _statistics(
     x, target, _ = selected
     found = rowwise.Rows.empty(x, form, None if ids is None else selected.of(ids))
     ones = torch.ones_like(target, dtype=torch.float32)
-    for part, logits, _ in _chunks(x, _head(weight, bias)):
+    for part, logits, _ in _chunks(x, Head.of(weight, bias)):
         rowwise.loss(logits, target[part], ones[part], 1.0, form, found.part(part), gradient=False)
     at = None if ids is None else selected.of_all(found.at, rows)
     return _statistics_of(found, selected, rows, form), selected.of_all(found.lse, rows), at
@@ -194,7 +189,7 @@ def _gradients(
     x, target, _ = selected
     every = lse, entropy, to_log_probs, to_entropy, ids, to_at
     numbers = [None if number is None else selected.of(number) for number in every]
-    head = _head(weight, bias)
+    head = Head.of(weight, bias)
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
     for chunk in _chunks(x, head):
         part, logits = chunk.rows, chunk.logits
@@ -230,7 +225,7 @@ _BACKEND = chunked(rowwise.loss)
 loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
 token_statistics = partial(autograd.token_statistics, _BACKEND)
 #: Returns a language model's loss computed here.
-causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
+causal_lm_output = partial(causal_lm.fused_output, loss_and_statistics, token_statistics)
 
 
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:

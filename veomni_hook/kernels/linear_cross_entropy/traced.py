@@ -18,23 +18,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers.loss import loss_utils
-from transformers.utils import ModelOutput
 
 from veomni_hook.kernels.linear_cross_entropy import head as heads
-from veomni_hook.kernels.linear_cross_entropy import losses, output
+from veomni_hook.kernels.linear_cross_entropy import losses
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
-from veomni_hook.kernels.linear_cross_entropy.output import values_of
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["TracedLogits", "finish", "loss_function_refuses", "refuses"]
+__all__ = ["TracedLogits", "loss_function_refuses", "refuses"]
 
-#: Cache that dynamo reads constants from: a constant result cannot be a function or a class.
+#: Cache that dynamo reads constants from.
 _REASONS: dict[Any, str | None] = {}
-_CLASSES: dict[tuple[type, tuple[str, ...]], type] = {}
 
 
 def refuses(call: Call) -> str | None:
@@ -96,27 +93,5 @@ class TracedLogits(DeferredLogits):
         """Return nothing: an output computes these logits at the first read, and keeps them."""
 
 
-def finish(output: Any, more: dict[str, Any] | None = None) -> Any:
-    """Return ``output`` as an output whose `TracedLogits` are computed when first read.
-
-    ``more`` are further fields and their values.
-    """
-    more = {} if more is None else more
-    if not isinstance(output, ModelOutput):
-        output.logits = output.logits.compute()
-        for name, value in more.items():
-            setattr(output, name, value)
-        return output
-    key = (type(output), tuple(more))
-    _make_class(*key)
-    return _CLASSES[key](**values_of(output, more), **more)
-
-
-def _make_class(output_class: type, more: tuple[str, ...]) -> bool:
-    _CLASSES[output_class, more] = output.lazy_class(output_class, more, traced=True)
-    return True
-
-
 # See `veomni_hook.kernels.slot.compiled`.
-for _function in (_examine, _make_class):
-    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+setattr(_examine, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

@@ -20,7 +20,7 @@ from veomni_hook.kernels.linear_cross_entropy.head import unsuited
 from veomni_hook.kernels.shared.function_modes import intercepting
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["compacts", "log_probs", "told"]
+__all__ = ["compacts", "log_probs", "parameters_of", "told"]
 
 _PARAMETERS = (
     "ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size", "final_logit_softcapping",
@@ -89,13 +89,17 @@ def told(model: object) -> dict[str | None, int]:
 
 def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
     """Return why TRL's function computes this, or None."""
-    if not _is_known(function) or len(operands) != len(_PARAMETERS) - 1:
+    parameters = parameters_of(function)
+    known = tuple(parameters) == _PARAMETERS and parameters["outputs"] == _OUTPUTS
+    if not known or len(operands) != len(_PARAMETERS) - 1:
         return "the parameters of TRL's function are not those that this release of veomni-hook knows"
     if is_eager():
         return "eager is chosen"
     hidden, weight, bias, targets, _, _, softcap, scale, outputs = operands
     reason = intercepting() or next(_not_computed(softcap, scale, outputs), None)
-    return reason or _unsuited(hidden, weight, bias, targets)
+    if reason is None and hasattr(weight, "ds_id"):
+        reason = "DeepSpeed gathers the weight of the head inside TRL's function"
+    return reason or not_plain(targets) or unsuited(hidden, weight, bias)
 
 
 def _not_computed(softcap: Any, scale: object, outputs: Any) -> Iterator[str]:
@@ -110,23 +114,14 @@ def _not_computed(softcap: Any, scale: object, outputs: Any) -> Iterator[str]:
         yield f"the scale of the logits is a {type(scale).__name__}"
 
 
-def _unsuited(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
-) -> str | None:
-    """Return why these tensors do not suit our kernel, or None."""
-    if hasattr(weight, "ds_id"):
-        return "DeepSpeed gathers the weight of the head inside TRL's function"
-    return not_plain(targets) or unsuited(hidden, weight, bias)
-
-
 @lru_cache(maxsize=8)
-def _is_known(function: type[torch.autograd.Function]) -> bool:
-    """Whether the parameters, and the order of the outputs, are those that `log_probs` reads."""
+def parameters_of(function: type[torch.autograd.Function]) -> dict[str, object]:
+    """Return the parameters of a trainer's function with their defaults; none if they cannot be read."""
     try:
         parameters = inspect.signature(function.forward).parameters
     except (AttributeError, TypeError, ValueError):
-        return False
-    return tuple(parameters) == _PARAMETERS and parameters["outputs"].default == _OUTPUTS
+        return {}
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 @torch.no_grad()

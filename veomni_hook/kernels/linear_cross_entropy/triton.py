@@ -161,7 +161,8 @@ def _linear_cross_entropy(
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
-@operator(shapes.of_distilled_loss)
+# The teacher's two tensors follow the target.
+@operator(lambda x, weight, bias, target, *call: shapes.of_loss(x, weight, bias, target, *call[2:]))
 def _distilled_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -412,7 +413,7 @@ _BACKEND = Backend(_loss, _statistics, _gradients, _scale)
 loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
 token_statistics = partial(autograd.token_statistics, _BACKEND)
 #: Returns a language model's loss computed here.
-causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
+causal_lm_output = partial(causal_lm.fused_output, loss_and_statistics, token_statistics)
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:

@@ -51,7 +51,7 @@ _REFERENCE = backend(
 )
 _POOLED = backend(
     "torch",
-    ".last_token:last_token",
+    ".last_token:Scores",
     refuses=".last_token:refuses",
     invariant=("cpu", "cuda"),
     description="applies the score module only to the position that is used, on any device",

@@ -9,31 +9,26 @@ import torch
 
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["kernels_of", "loss_of", "refuses"]
+__all__ = ["balanced", "loss_of", "refuses"]
 
 
-def kernels_of(loss: Callable[..., torch.Tensor]) -> list[Callable[..., torch.Tensor]]:
-    """Return the variants ``softmax_topk`` and ``softmax_topk_in_dtype``, which take what `reference` says.
+def balanced(
+    loss: Callable[..., torch.Tensor],
+    low: bool,
+    gate_logits: tuple[torch.Tensor, ...],
+    num_experts: int,
+    top_k: int = 2,
+    attention_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``softmax_topk``, or ``softmax_topk_in_dtype`` if ``low``, of what `reference` takes.
 
     ``loss`` takes the rows' weights or None, the number of experts of a token, the dtype of probabilities,
     that of means or None, and the logits of each layer. It returns a float32 scalar.
     """
-
-    def kernel(low: bool) -> Callable[..., torch.Tensor]:
-        def softmax_topk(
-            gate_logits: tuple[torch.Tensor, ...],
-            num_experts: int,
-            top_k: int = 2,
-            attention_mask: torch.Tensor | None = None,
-        ) -> torch.Tensor:
-            first, mask = gate_logits[0], attention_mask
-            kept = None if mask is None else mask.reshape(-1).to(first.device, torch.float32).contiguous()
-            means = _probabilities(first, mask) if low else None
-            return loss(kept, top_k, _probabilities(first), means, *gate_logits)
-
-        return softmax_topk
-
-    return [kernel(low) for low in (False, True)]
+    first, mask = gate_logits[0], attention_mask
+    kept = None if mask is None else mask.reshape(-1).to(first.device, torch.float32).contiguous()
+    means = _probabilities(first, mask) if low else None
+    return loss(kept, top_k, _probabilities(first), means, *gate_logits)
 
 
 def _probabilities(logits: torch.Tensor, mask: torch.Tensor | None = None) -> torch.dtype:

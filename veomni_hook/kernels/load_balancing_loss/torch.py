@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from veomni_hook.kernels.load_balancing_loss.row_weights import kernels_of, loss_of
+from veomni_hook.kernels.load_balancing_loss.row_weights import balanced, loss_of
 
 __all__ = ["loss", "softmax_topk", "softmax_topk_in_dtype"]
 
@@ -43,4 +45,5 @@ def _counts(experts: torch.Tensor, weights: torch.Tensor, number: int) -> torch.
     return weights @ weights.new_zeros(len(experts), number).scatter_(-1, experts, 1.0)
 
 
-softmax_topk, softmax_topk_in_dtype = kernels_of(loss)
+softmax_topk = partial(balanced, loss, False)
+softmax_topk_in_dtype = partial(balanced, loss, True)

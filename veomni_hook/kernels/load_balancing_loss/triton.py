@@ -13,17 +13,17 @@ fixed rows, and there are no atomics. Saved: the logits and ``s``. Mutates: noth
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 import triton.language as tl
 
 from veomni_hook.kernels.load_balancing_loss import device
-from veomni_hook.kernels.load_balancing_loss.row_weights import kernels_of, loss_of
+from veomni_hook.kernels.load_balancing_loss.row_weights import balanced, loss_of
 from veomni_hook.kernels.load_balancing_loss.torch import loss as in_torch
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.launch import power
+from veomni_hook.kernels.shared.launch import power, room
 from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
@@ -34,11 +34,6 @@ _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # Elements that a program holds at once, and programs per multiprocessor.
 _TILE, _PROGRAMS_A_PROCESSOR = 4096, 4
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def _addresses(layers: list[torch.Tensor]) -> torch.Tensor:
@@ -66,7 +61,7 @@ def _load_balancing_sums(
     rows, experts = first.shape
     layers = [_readable(layer) for layer in layers]
     block, tile = _blocks(experts)
-    programs = min(_processors(first.device) * _PROGRAMS_A_PROCESSOR, max(1, len(layers) * -(-rows // tile)))
+    programs = min(room(first.device)[0] * _PROGRAMS_A_PROCESSOR, max(1, len(layers) * -(-rows // tile)))
     partial = torch.empty(programs, 2, experts, dtype=torch.float32, device=first.device)
     device.forward[(programs,)](
         _addresses(layers), partial if kept is None else kept, partial, len(layers), rows, first,
@@ -123,7 +118,8 @@ class _Loss(torch.autograd.Function):
         )
 
 
-softmax_topk, softmax_topk_in_dtype = kernels_of(_Loss.apply)
+softmax_topk = partial(balanced, _Loss.apply, False)
+softmax_topk_in_dtype = partial(balanced, _Loss.apply, True)
 
 
 def refuses(

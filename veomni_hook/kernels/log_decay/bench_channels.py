@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Results, Side, made, sides_of
+from veomni_hook.kernels.problem import Problem, made, sides_of
 
 __all__ = ["problems"]
 
@@ -29,12 +29,10 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="log_decay_channels",
             shape=f"{positions} x {heads} x {width}{', bounded' if lower is not None else ''}",
             leaves=(x, log_rate, bias),
-            sides=sides_of("log_decay", "channels", device, call=_bound, lower=lower),
+            sides=sides_of(
+                "log_decay", "channels", device, dtype=None, bounded=lower is not None, lower=lower
+            ),
             limit="bytes",
             work={"forward": 3 * x.nbytes, "backward": 4 * x.nbytes},
             incoming={"backward": [torch.randn(x.shape, device=device)]},
         )
-
-
-def _bound(kernel: Side, *leaves: torch.Tensor, lower: float | None) -> Results:
-    return kernel(*leaves, None, lower is not None, lower)

@@ -45,19 +45,18 @@ _COLUMNS, _ROWS, _WARP, _WIDEST, _WARPS = 1024, 4, 256, 1024, 16
 
 # Cached by all that Triton specialises on.
 @lru_cache(maxsize=LAUNCHES)
-def _forward_launch(
-    device: torch.device, dtypes: tuple[torch.dtype, ...], heads: int, at: tuple[Rows, Rows], *, both: bool
+def _launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    heads: int,
+    at: tuple[Rows, ...],
+    *,
+    both: bool,
+    back: bool,
 ) -> Launch:
     block = power(heads)
-    return Launch(kernels.forward, 6, heads, block, _rows(block), both, num_warps=4)
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _backward_launch(
-    device: torch.device, dtypes: tuple[torch.dtype, ...], heads: int, at: Rows, *, both: bool
-) -> Launch:
-    block = power(heads)
-    return Launch(kernels.backward, 9, heads, block, _rows(block), both, num_warps=4)
+    function, tensors = (kernels.backward, 9) if back else (kernels.forward, 6)
+    return Launch(function, tensors, heads, block, _rows(block), both, num_warps=4)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -140,7 +139,7 @@ def _log_decay(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> t
     beta = torch.empty(b.shape, dtype=b.dtype, device=b.device) if both else g
     if rows := a.numel() // max(heads, 1):
         dtypes = a.dtype, b.dtype, log_rate.dtype, bias.dtype
-        launch = _forward_launch(a.device, dtypes, heads, (at, b_at), both=both)
+        launch = _launch(a.device, dtypes, heads, (at, b_at), both=both, back=False)
         grid = _forward_programs(cdiv(rows, _rows(power(heads))), 1, a.device), 1, 1
         launch(grid, a, b, log_rate, bias, g, beta, rows, *at, *b_at)
     return g, beta if both else g.new_empty(0)
@@ -169,7 +168,7 @@ def _log_decay_backward(
     programs = max(1, min(_PROGRAMS * room(a.device)[0], cdiv(rows, block)))
     partial = torch.empty(programs, 2, heads, dtype=torch.float32, device=a.device)
     dtypes = a.dtype, beta.dtype, log_rate.dtype, bias.dtype
-    launch = _backward_launch(a.device, dtypes, heads, at, both=both)
+    launch = _launch(a.device, dtypes, heads, (at,), both=both, back=True)
     operands = a, beta, log_rate, bias, dg, dbeta, da, db if both else da, partial
     launch((programs, 1, 1), *operands, rows, *at)
     return da, db, *_add_up(partial, log_rate, bias, -1.0)

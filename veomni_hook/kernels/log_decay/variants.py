@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
+from veomni_hook.kernels.selection.table import ANYWHERE, RECOMPUTED, TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
 
-def _decay(formula: str, refuses: str, *, of_triton: str = "refuses") -> Variant:
-    triton = backend(
-        "triton",
-        ".triton:{variant}",
-        refuses=f".triton:{of_triton}",
-        requires=TRITON,
-        priority=10,
-        traceable=True,
-        invariant=("cuda",),
-        description="one launch in each direction, and one for the sums over positions",
-    )
-    torch = backend(
-        "torch",
-        ".torch:{variant}",
-        traceable=True,
-        invariant=("cpu", "cuda"),
-        description="the formula in PyTorch, recomputed in the backward; saves the operands only",
-        automatic=False,
-    )
-    return Variant(formula, kernels=(triton, torch), refuses=f".rules:{refuses}")
-
-
-def _channels(rate: str) -> Variant:
-    formula = f"-r * softplus(float32(x) + bias), or lower * sigmoid(r * (float32(x) + bias)), r = {rate}"
-    return _decay(formula, "refuses_channels", of_triton="refuses_channels")
-
+_TRITON = backend(
+    "triton",
+    ".triton:{variant}",
+    refuses=".triton:refuses",
+    requires=TRITON,
+    priority=10,
+    traceable=True,
+    invariant=("cuda",),
+    description="one launch in each direction, and one for the sums over positions",
+)
+_TORCH = backend(
+    "torch",
+    RECOMPUTED,
+    traceable=True,
+    invariant=("cpu", "cuda"),
+    description="the formula in PyTorch, recomputed in the backward; saves the operands only",
+    automatic=False,
+)
+_KERNELS = (_TRITON, _TORCH)
+_OF_CHANNELS = (replace(_TRITON, refuses=".triton:refuses_channels"), _TORCH)
 
 VARIANTS = {
-    "softplus": _decay("-exp(float32(log_rate)) * softplus(float32(a) + bias)", "refuses"),
-    "softplus_and_sigmoid": _decay(
-        "sigmoid(b), -exp(float32(log_rate)) * softplus(float32(a) + bias)", "refuses_with_sigmoid"
+    "softplus": Variant(
+        "-exp(float32(log_rate)) * softplus(float32(a) + bias)",
+        kernels=_KERNELS,
+        refuses=".rules:refuses",
     ),
-    "channels": _channels("exp(float32(log_rate))"),
-    "channels_rounded_rate": _channels("float32(exp(log_rate))"),
+    "softplus_and_sigmoid": Variant(
+        "sigmoid(b), -exp(float32(log_rate)) * softplus(float32(a) + bias)",
+        kernels=_KERNELS,
+        refuses=".rules:refuses_with_sigmoid",
+    ),
+    "channels": Variant(
+        "-r * softplus(float32(x) + bias), or lower * sigmoid(r * (float32(x) + bias)), "
+        "r = exp(float32(log_rate))",
+        kernels=_OF_CHANNELS,
+        refuses=".rules:refuses_channels",
+    ),
+    "channels_rounded_rate": Variant(
+        "-r * softplus(float32(x) + bias), or lower * sigmoid(r * (float32(x) + bias)), "
+        "r = float32(exp(log_rate))",
+        kernels=_OF_CHANNELS,
+        refuses=".rules:refuses_channels",
+    ),
 }
 OP = op("log_decay", VARIANTS, invariant=ANYWHERE)

@@ -56,14 +56,11 @@ def loses(owner: object, x: torch.Tensor, convolution: Any) -> str | None:
     # 64 images of 336 x 336, blocks of 14 x 14) they took 0.44 of the time.
     if not x.is_cuda and tuple(x.shape[2:]) != tuple(convolution.kernel_size):
         return "the input has several blocks, which have to be copied"
-    if x.is_cuda and x.dtype is torch.float32 and _tf32_for_convolutions_alone():
-        return "torch's convolutions may round to TF32 here, and its products may not"
+    if x.is_cuda and x.dtype is torch.float32:
+        backends = torch.backends
+        if backends.cudnn.allow_tf32 and not backends.cuda.matmul.allow_tf32:
+            return "torch's convolutions may round to TF32 here, and its products may not"
     return None
-
-
-def _tf32_for_convolutions_alone() -> bool:
-    """Return whether float32 convolutions on a GPU may be faster, because they may be less exact."""
-    return torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 
 def _call_matters(convolution: Any) -> str | None:

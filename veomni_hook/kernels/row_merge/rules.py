@@ -1,4 +1,4 @@
-"""Which calls are of whole rows, and what every kernel of this op refuses.
+"""Which calls are of whole rows, what every kernel of this op refuses, and operands as matrices of rows.
 
 A mask is of rows if its last dimension has one element, or is expanded (stride 0). On a GPU, the kernels
 check on the device that the source has enough rows. On a CPU these rules do, and upstream's code raises its
@@ -7,15 +7,18 @@ own error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.row_merge.views import rows_at
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["loses", "refuses", "refuses_added"]
+__all__ = ["add_rows", "loses", "merge_rows", "refuses", "refuses_added"]
+
+#: Takes ``[rows, H]``, the source ``[n, H]``, the mask ``[rows]``, and whether rows are added.
+Merge = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 #: Torch's own method, as an attribute, which dynamo guards on.
 _TORCHS = SimpleNamespace(method=Tensor.masked_scatter)
@@ -44,7 +47,7 @@ def refuses(owner: object, inputs: Tensor, mask: Tensor, source: Tensor, method:
         return "the operands are on different devices"
     if (reason := _not_of_rows(inputs, mask, source)) is not None:
         return reason
-    return _too_few(rows_at(mask[..., 0], inputs), source.numel() // inputs.shape[-1], "fewer")
+    return _too_few(_rows_at(mask[..., 0], inputs), source.numel() // inputs.shape[-1], "fewer")
 
 
 def refuses_added(owner: object, hidden_states: Tensor, mask: Tensor, source: Tensor) -> str | None:
@@ -67,7 +70,7 @@ def refuses_added(owner: object, hidden_states: Tensor, mask: Tensor, source: Te
         return "the source is not a matrix with a row for each row of the mask"
     if hidden_states.device != mask.device:
         return "the operands are on different devices"
-    return _too_few(rows_at(mask, hidden_states), source.shape[0], "another number of")
+    return _too_few(_rows_at(mask, hidden_states), source.shape[0], "another number of")
 
 
 def loses(owner: object, inputs: Tensor, *others: object) -> str | None:
@@ -108,3 +111,29 @@ def _too_few(at: Tensor, rows: int, words: str) -> str | None:
     count = int(at.sum())
     fits = count <= rows if words == "fewer" else count == rows
     return None if fits else f"the source has {words} rows than the mask"
+
+
+def _rows_at(mask: Tensor, inputs: Tensor) -> Tensor:
+    """Return ``mask``, broadcastable to ``inputs`` without its last dimension, as ``[rows]``."""
+    return mask.expand(inputs.shape[:-1]).reshape(-1)
+
+
+def merge_rows(merge: Merge, inputs: Tensor, mask: Tensor, source: Tensor, method: object) -> Tensor:
+    """Return ``inputs`` ``[..., H]`` with the rows at ``mask`` replaced by those of ``source``, in order.
+
+    Operands are those that `refuses` accepts; the result is new and contiguous.
+    """
+    columns = inputs.shape[-1]
+    at = _rows_at(mask[..., 0], inputs)
+    return merge(inputs.reshape(-1, columns), source.reshape(-1, columns), at, False).view(inputs.shape)
+
+
+def add_rows(merge: Merge, hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Return ``hidden_states`` ``[..., H]`` with the rows of ``source`` added to those at ``mask``, in order.
+
+    Operands are those that `refuses_added` accepts; the result is new and contiguous.
+    """
+    shape = hidden_states.shape
+    source = source.to(hidden_states.device, hidden_states.dtype)
+    at = _rows_at(mask, hidden_states)
+    return merge(hidden_states.reshape(-1, shape[-1]), source, at, True).view(shape)

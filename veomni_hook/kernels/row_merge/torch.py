@@ -11,11 +11,12 @@ The backward gathers: row numbers are scattered to their places, those outside t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
+from veomni_hook.kernels.row_merge.rules import add_rows, merge_rows
 from veomni_hook.kernels.shared.autograd import applied
 
 __all__ = ["FEWER", "OTHER", "check", "merged", "rows", "rows_added"]
@@ -67,11 +68,4 @@ def check(count: Tensor, rows: int, *, added: bool) -> None:
     torch._assert_async(count == rows if added else count <= rows, OTHER if added else FEWER)
 
 
-def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: object) -> Tensor:
-    """Return what `views.merge_rows` says."""
-    return merge_rows(_apply, inputs, mask, source)
-
-
-def rows_added(hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Return what `views.add_rows` says."""
-    return add_rows(_apply, hidden_states, mask, source)
+rows, rows_added = partial(merge_rows, _apply), partial(add_rows, _apply)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.row_merge import device as kernels
+from veomni_hook.kernels.row_merge.rules import add_rows, merge_rows
 from veomni_hook.kernels.row_merge.torch import check, merged
-from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
@@ -32,21 +32,11 @@ _TILE = 4096
 
 # Cached by all Triton specialisations except the numbers of rows.
 @lru_cache(maxsize=LAUNCHES)
-def _forward_launch(device: torch.device, dtype: torch.dtype, columns: int, added: bool) -> Launch:
+def _launch(name: str, device: torch.device, dtype: torch.dtype, columns: int, *flags: bool) -> Launch:
+    """Return how to launch the kernel ``name``; ``flags`` are its last constants."""
     block = min(power(columns), _TILE)
-    return Launch(kernels.forward, 4, columns, block, added, num_warps=_warps(block))
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _backward_launch(
-    device: torch.device, dtype: torch.dtype, columns: int, wanted: tuple[bool, bool]
-) -> Launch:
-    block = min(power(columns), _TILE)
-    return Launch(kernels.backward, 4, columns, block, *wanted, num_warps=_warps(block))
-
-
-def _warps(block: int) -> int:
-    return max(1, min(8, block // 512))
+    warps = max(1, min(8, block // 512))
+    return Launch(getattr(kernels, name), 4, columns, block, *flags, num_warps=warps)
 
 
 def _grid(rows: int, columns: int) -> tuple[int, int, int]:
@@ -62,7 +52,7 @@ def _row_merge(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[Te
     x, source = x.contiguous(), source.contiguous()
     rows, columns = x.shape
     y = torch.empty_like(x)
-    launch = _forward_launch(x.device, x.dtype, columns, added)
+    launch = _launch("forward", x.device, x.dtype, columns, added)
     launch(_grid(rows, columns), x, source, counts, y, source.shape[0])
     return y, counts
 
@@ -84,7 +74,7 @@ def _row_merge_backward(
     rows, columns = dy.shape
     dx = torch.empty_like(dy) if to_x else dy.new_empty(0)
     dsource = dy.new_empty((source_rows, columns) if to_source else 0)
-    launch = _backward_launch(dy.device, dy.dtype, columns, (to_x, to_source))
+    launch = _launch("backward", dy.device, dy.dtype, columns, to_x, to_source)
     most = max(rows, source_rows) if to_source else rows
     launch(_grid(int(most), columns), dy, counts, dx, dsource, rows, source_rows)
     return dx, dsource
@@ -120,14 +110,7 @@ class _Merge(torch.autograd.Function):
 _apply = applied(_Merge)
 
 
-def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: object) -> Tensor:
-    """Return what `views.merge_rows` says."""
-    return merge_rows(_apply, inputs, mask, source)
-
-
-def rows_added(hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Return what `views.add_rows` says."""
-    return add_rows(_apply, hidden_states, mask, source)
+rows, rows_added = partial(merge_rows, _apply), partial(add_rows, _apply)
 
 
 def refuses(owner: object, inputs: Tensor, *others: Any) -> str | None:

@@ -11,8 +11,8 @@ __all__ = ["OP", "VARIANTS"]
 _ASSERTS = Requirement(devices=("cpu", "cuda"))
 
 
-def _row(formula: str, refuses: str) -> Variant:
-    triton = backend(
+_KERNELS = (
+    backend(
         "triton",
         ".triton:{variant}",
         refuses=".triton:refuses",
@@ -21,8 +21,8 @@ def _row(formula: str, refuses: str) -> Variant:
         traceable=True,
         invariant=("cuda",),
         description="one launch in each direction; nothing is read on the host",
-    )
-    torch = backend(
+    ),
+    backend(
         "torch",
         ".torch:{variant}",
         loses=".rules:loses",
@@ -30,14 +30,19 @@ def _row(formula: str, refuses: str) -> Variant:
         traceable=True,
         invariant=("cpu", "cuda"),
         description="gathers in both directions; nothing is read on the host",
-    )
-    return Variant(formula, kernels=(triton, torch), refuses=f".rules:{refuses}")
-
+    ),
+)
 
 VARIANTS = {
-    "rows": _row("source[cumsum(mask) - 1] where mask, else inputs: masked_scatter of rows", "refuses"),
-    "rows_added": _row(
-        "hidden_states + source[cumsum(mask) - 1] where mask, else hidden_states", "refuses_added"
+    "rows": Variant(
+        "source[cumsum(mask) - 1] where mask, else inputs: masked_scatter of rows",
+        kernels=_KERNELS,
+        refuses=".rules:refuses",
+    ),
+    "rows_added": Variant(
+        "hidden_states + source[cumsum(mask) - 1] where mask, else hidden_states",
+        kernels=_KERNELS,
+        refuses=".rules:refuses_added",
     ),
 }
 OP = op("row_merge", VARIANTS, invariant=ANYWHERE)

@@ -58,7 +58,8 @@ def _unfit(  # noqa: PLR0911 - one return a refusal
         return "there are no positions"
     if query.shape[2] != key.shape[2] or key.shape[:3] != value.shape[:3] or query.shape[1] % key.shape[1]:
         return "query, key and value have lengths or heads that do not fit each other"
-    if key.shape[1] != query.shape[1] and not _shares_heads(owner, query, key):
+    groups = query.shape[1] // key.shape[1]
+    if groups != 1 and getattr(owner, "num_key_value_groups", 1) != groups:
         return "key has other heads than query, and the module does not say so"
     if query.shape[3] != key.shape[3]:
         return "query and key have heads of different widths"
@@ -108,7 +109,3 @@ def _read_options(attention: Callable[..., object]) -> frozenset[str]:
         parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD
     )
     return (named | _READ) - _COMPUTED
-
-
-def _shares_heads(owner: object, query: torch.Tensor, key: torch.Tensor) -> bool:
-    return bool(getattr(owner, "num_key_value_groups", 1) == query.shape[1] // key.shape[1])

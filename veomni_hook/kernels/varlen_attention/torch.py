@@ -95,13 +95,6 @@ def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
     return _Plan(tuple(Run(*item) for item in counts.items()), *sent)
 
 
-def _sorted(
-    tensor: torch.Tensor, dim: int, order: torch.Tensor, inverse: torch.Tensor | None
-) -> torch.Tensor:
-    sorted_rows: torch.Tensor = _Sorted.apply(tensor, dim, order, inverse)  # type: ignore[no-untyped-call]
-    return sorted_rows
-
-
 class _Sorted(torch.autograd.Function):
     """A permutation. Its backward takes the inverse, where `index_select`'s would add with atomics."""
 
@@ -112,7 +105,8 @@ class _Sorted(torch.autograd.Function):
         """Return ``tensor`` with positions along ``dim`` in ``order``."""
         ctx.dim = dim
         ctx.save_for_backward(order, inverse)
-        return _taken(tensor, dim, order)
+        # A new tensor whose positions come first in memory, as in a tower.
+        return tensor.movedim(dim, 0).index_select(0, order).movedim(0, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
@@ -121,6 +115,4 @@ class _Sorted(torch.autograd.Function):
         return _sorted(gradients[0], ctx.dim, inverse, order), None, None, None
 
 
-def _taken(tensor: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor whose positions come first in memory, as in a tower."""
-    return tensor.movedim(dim, 0).index_select(0, order).movedim(0, dim)
+_sorted: Callable[..., torch.Tensor] = _Sorted.apply
