@@ -19,12 +19,12 @@ from veomni_hook.cache.inventory import (
     Result,
     entries_of,
     is_kind,
-    key_names,
     manifests_of,
+    names_in,
     open_root,
     size_of,
 )
-from veomni_hook.cache.trusted_folder import Defect, Root
+from veomni_hook.cache.trusted_folder import Root
 
 __all__ = ["ClearResult", "clear"]
 
@@ -65,7 +65,9 @@ def clear(folder: str, *, force: bool = False) -> ClearResult:
         for name in entries_of(root, manifests.values()):
             _remove_entry(root, name, clearing, force=force)
         for key, manifest in manifests.items():
-            if not _has_entry(root, manifest):
+            named = isinstance(manifest, entry.Manifest) and manifest.patch_hash
+            # An entry that still exists was kept, or published again in the meantime.
+            if not (named and is_kind(root, manifest.entry, stat.S_ISDIR)):
                 clearing.manifests += _remove_file(root, f"{entry.KEYS}/{key}", clearing)
         _remove_leftovers(root, manifests, clearing)
         return ClearResult(
@@ -76,13 +78,6 @@ def clear(folder: str, *, force: bool = False) -> ClearResult:
             tuple(clearing.in_use),
             tuple(clearing.failed),
         )
-
-
-def _has_entry(root: Root, manifest: entry.Manifest | Defect) -> bool:
-    # An entry that still exists was kept, or published again in the meantime.
-    if isinstance(manifest, Defect) or not manifest.patch_hash:
-        return False
-    return is_kind(root, manifest.entry, stat.S_ISDIR)
 
 
 def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) -> None:
@@ -139,7 +134,7 @@ def _remove_file(root: Root, name: str, clearing: _Clearing) -> bool:
 
 
 def _remove_leftovers(root: Root, manifests: Collection[str], clearing: _Clearing) -> None:
-    for name in key_names(root):
+    for name in names_in(root, entry.KEYS):
         path = f"{entry.KEYS}/{name}"
         if name not in manifests and _is_abandoned(root, path):
             _remove_file(root, path, clearing)

@@ -162,7 +162,9 @@ class Root:
         descriptor = self.open_raw(temporary, _CREATE)
         try:
             try:
-                _write_all(descriptor, data)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -244,9 +246,3 @@ def _defect(error: OSError, path: str) -> Defect:
     except OSError:
         is_link = False
     return Defect(f"{path} is a symbolic link" if is_link else f"{path}: {error.strerror or error}")
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
