@@ -65,9 +65,13 @@ def clear(folder: str, *, force: bool = False) -> ClearResult:
         for name in entries_of(root, manifests.values()):
             _remove_entry(root, name, clearing, force=force)
         for key, manifest in manifests.items():
-            named = isinstance(manifest, entry.Manifest) and manifest.patch_hash
             # An entry that still exists was kept, or published again in the meantime.
-            if not (named and is_kind(root, manifest.entry, stat.S_ISDIR)):
+            kept = (
+                isinstance(manifest, entry.Manifest)
+                and bool(manifest.patch_hash)
+                and is_kind(root, manifest.entry, stat.S_ISDIR)
+            )
+            if not kept:
                 clearing.manifests += _remove_file(root, f"{entry.KEYS}/{key}", clearing)
         _remove_leftovers(root, manifests, clearing)
         return ClearResult(

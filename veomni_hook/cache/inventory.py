@@ -141,7 +141,9 @@ def verify(folder: str) -> VerifyResult:
         return VerifyResult(folder)
     with root:
         manifests = manifests_of(root)
-        defects, stale, named, repeated = [], [], set(), 0
+        defects: list[Finding] = []
+        stale: list[Finding] = []
+        named, repeated = set(), 0
         for key, manifest in manifests.items():
             if isinstance(manifest, Defect):
                 defects.append(Finding(root.full(f"{entry.KEYS}/{key}"), str(manifest)))
