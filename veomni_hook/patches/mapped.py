@@ -229,10 +229,6 @@ class MappedClass:
         self.declared = patch.target
         self.targets.add(patch.target)
 
-    def is_instance(self, module: object) -> bool:
-        """Whether ``module`` has the class of a replacement; imports nothing."""
-        return any(replacement.is_kind(type(module)) for replacement in list(self.replacements.values()))
-
     def either(self, own: type) -> type:
         """Return a stand-in for ``own`` of which instances of the replacement are instances, too.
 
@@ -258,7 +254,10 @@ class _Either(type):
 
     def __instancecheck__(cls, instance: object) -> bool:
         attributes: Any = vars(cls)
-        return isinstance(instance, attributes["own"]) or attributes["mapped"].is_instance(instance)
+        replacements: list[Replacement] = list(attributes["mapped"].replacements.values())
+        return isinstance(instance, attributes["own"]) or any(
+            replacement.is_kind(type(instance)) for replacement in replacements
+        )
 
 
 def loaded_instances(model: nn.Module) -> Iterator[Replacement]:
