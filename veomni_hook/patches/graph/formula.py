@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import normal_forms
-from veomni_hook.patches.graph.calls import Trace, attribute, call, elements
+from veomni_hook.patches.graph.calls import Trace, call, elements
 from veomni_hook.patches.graph.changes import loop, write
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, constant
-from veomni_hook.patches.graph.operations import DTYPES, is_number
+from veomni_hook.patches.graph.operations import DTYPES, dtype_of, is_number
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Domain, Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import conditional, evaluate, may_leave, run
@@ -96,7 +96,24 @@ class Formula(Domain[Node]):
         return Node("global", (), DTYPES.get(path, path), node)
 
     def attribute(self, value: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
-        return attribute(value, node, frame)
+        name = node.attr
+        result = None
+        if value.op == "global" and value.value not in DTYPES.values():
+            path = f"{value.value}.{name}"
+            result = Node("global", (), DTYPES.get(path, path), node)
+        elif value.op == "record" and isinstance(value.value, tuple):
+            result = constant(dict(value.value)[name])
+        elif value.op == "self":
+            result = frame.values.get(f"self.{name}") or Node("attribute", (), name, node)
+        elif name == "dtype":
+            result = dtype_of(value)
+        elif name == "shape":
+            result = normal_forms.shape(value, node)
+        elif name in ("ndim", "device"):
+            result = Node(name, (value,), None, node)
+        elif value.op == "attribute":
+            result = Node("attribute", (), f"{value.value}.{name}", node)
+        return result if result is not None else Node("getattr", (value,), name, node)
 
     def call(self, node: ast.Call, frame: Frame[Node]) -> Node:
         return call(node, frame, self.trace)
@@ -180,10 +197,14 @@ class Formula(Domain[Node]):
         self, frame: Frame[Node], test: Node, sides: Sequence[Frame[Node]], results: Sequence[Node | None]
     ) -> None:
         met, unmet = sides
-        frame.values = {
-            name: _either(name, test, met.values.get(name), unmet.values.get(name))
-            for name in dict.fromkeys((*met.values, *unmet.values))
-        }
+        frame.values = {}
+        for name in dict.fromkeys((*met.values, *unmet.values)):
+            value, other = met.values.get(name, UNBOUND), unmet.values.get(name, UNBOUND)
+            if "unbound" not in (value.op, other.op):
+                frame.values[name] = normal_forms.branch(test, value, other)
+            else:
+                # An attribute that may be set is no name that may not be bound.
+                frame.values[name] = Node("unbound", (), name) if name.startswith("self.") else UNBOUND
         if met.effects or unmet.effects:
             one, other = (Node("effects", tuple(side.effects)) for side in sides)
             frame.effects.append(normal_forms.branch(test, one, other))
@@ -263,14 +284,6 @@ class Formula(Domain[Node]):
             if not isinstance(target, ast.Name):
                 raise UnclearError("something other than a local name is deleted", node, writes=True)
             frame.values.pop(target.id, None)
-
-
-def _either(name: str, test: Node, met: Node | None, unmet: Node | None) -> Node:
-    """The value of a name after a branch; None for a side that does not bind it."""
-    if met is None or unmet is None or "unbound" in (met.op, unmet.op):
-        # An attribute that may be set is no name that may not be bound.
-        return Node("unbound", (), name) if name.startswith("self.") else UNBOUND
-    return normal_forms.branch(test, met, unmet)
 
 
 def _is_sequence(node: Node) -> bool:
