@@ -49,25 +49,20 @@ def method_at(document: Document, offset: int) -> Definition | None:
     if [one.kind for one in functions] != ["method"]:
         return None
     (method,) = functions
-    return (
-        method if len(method.parents) == len(("module", "class")) and _can_leave(document, method) else None
-    )
-
-
-def _can_leave(document: Document, method: Definition) -> bool:
-    """Whether the method means the same beside its class."""
     node, owner = _function(method), method.parents[-1]
     names = names_in(node)
     attributes = {one.attr for one in walk_ast(node) if isinstance(one, ast.Attribute)}
     of_class = own_names(owner.body) if isinstance(owner, ast.ClassDef) else set()
     header = loaded([node.args, *([node.returns] if node.returns else [])])
-    return (
-        len(document.find(method.qualname)) == 1
+    means_the_same = (
+        len(method.parents) == len(("module", "class"))
+        and len(document.find(method.qualname)) == 1
         and not names & {"super", "__class__"}
         and not any(name.startswith("__") and not name.endswith("__") for name in names | attributes)
         and not of_class.intersection(header)
         and not {decorator_name(one) for one in node.decorator_list} & {"staticmethod", "classmethod"}
     )
+    return method if means_the_same else None
 
 
 def asked_first(document: Document, method: Definition, routed: Iterable[Edit]) -> Iterator[Edit]:
