@@ -86,7 +86,10 @@ class _Survey:
                 continue
             if plan.made is None and not plan.reason:
                 continue  # patches do not change it
-            reason = plan.reason or _own(module, plan.members)
+            reason = plan.reason
+            if not reason and (own := sorted(plan.members & vars(module).keys())):
+                standing = name_of(vars(module)[own[0]])
+                reason = f"it has its own {own[0]} ({standing}), which would hide the patched one"
             if not reason and plan.made is not None:
                 reason = report.rebind(module, plan.made, place, plan.routed)
                 homes = {base.__module__ for base in kind.__mro__} if not reason else set()
@@ -196,12 +199,3 @@ def _library_of(kind: type) -> str:
         home = getattr(home, part, None)
     # A class that was redefined, e.g. by a notebook cell, still has a definition.
     return "" if home is not None or kind.__module__ == "__main__" else kind.__module__
-
-
-def _own(module: object, members: frozenset[str]) -> str:
-    """Return why a module cannot be adopted: an instance attribute shadows a changed method; else empty."""
-    own = sorted(members & vars(module).keys())
-    if not own:
-        return ""
-    standing = name_of(vars(module)[own[0]])
-    return f"it has its own {own[0]} ({standing}), which would hide the patched one"

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from veomni_hook.cache import entry, lease
@@ -140,7 +141,10 @@ def _remove_file(root: Root, name: str, clearing: _Clearing) -> bool:
 def _remove_leftovers(root: Root, manifests: Collection[str], clearing: _Clearing) -> None:
     for name in names_in(root, entry.KEYS):
         path = f"{entry.KEYS}/{name}"
-        if name not in manifests and _is_abandoned(root, path):
+        age = 0.0
+        with suppress(OSError):
+            age = time.time() - root.status(path).st_mtime
+        if name not in manifests and age > _ABANDONED_AFTER:
             _remove_file(root, path, clearing)
     for name in root.names():
         if name.startswith(TRASH_PREFIX):
@@ -154,10 +158,3 @@ def _remove_leftovers(root: Root, manifests: Collection[str], clearing: _Clearin
             root.rmdir(name)
         except OSError:
             continue  # it contains something else, or a writer was faster
-
-
-def _is_abandoned(root: Root, name: str) -> bool:
-    try:
-        return time.time() - root.status(name).st_mtime > _ABANDONED_AFTER
-    except OSError:
-        return False

@@ -79,7 +79,12 @@ def asked_first(document: Document, method: Definition, routed: Iterable[Edit]) 
     for edit in routed:
         if edit.fuses:
             questions.setdefault(edit.fuses, {})[edit.patch] = None
-    call = f"{copy_name(method.qualname)}({', '.join(_handed_on(node))})"
+    spec = node.args
+    handed_on = [one.arg for one in (*spec.posonlyargs, *spec.args)]
+    handed_on += [f"*{spec.vararg.arg}"] if spec.vararg else []
+    handed_on += [f"{one.arg}={one.arg}" for one in spec.kwonlyargs]
+    handed_on += [f"**{spec.kwarg.arg}"] if spec.kwarg else []
+    call = f"{copy_name(method.qualname)}({', '.join(handed_on)})"
     for question, patches in questions.items():
         marks = {e.text.strip(): e.patch for e in routed if e.marker and e.form and e.patch in patches}
         for text, patch in marks.items():
@@ -132,17 +137,6 @@ def _copy(document: Document, method: Definition, edits: Sequence[Edit], *, mark
         text = f"{marker_comment('FUSED', what)}\n{text}"
     at = document.next_line(document.full_end(method.parents[-1]))
     return Edit(at, at, f"\n\n{text}", min(edit.patch for edit in inside if edit.form == FUSED))
-
-
-def _handed_on(node: FunctionNode) -> Iterator[str]:
-    """The arguments of a call that hands on all parameters."""
-    arguments = node.args
-    yield from (one.arg for one in (*arguments.posonlyargs, *arguments.args))
-    if arguments.vararg:
-        yield f"*{arguments.vararg.arg}"
-    yield from (f"{one.arg}={one.arg}" for one in arguments.kwonlyargs)
-    if arguments.kwarg:
-        yield f"**{arguments.kwarg.arg}"
 
 
 def _function(method: Definition) -> FunctionNode:
