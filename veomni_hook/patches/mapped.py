@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import CheckpointError, ReplacementError, SignatureError
-from veomni_hook.patches.mappings import MAPPED, follow_at_load
+from veomni_hook.patches.mappings import CHANGED, MAPPED, holding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -192,7 +192,9 @@ class MappedClass:
         self._listed = {replacement}  # the module's text has it
         self.gave_way: Callable[..., object] | None = None
         MAPPED[home, name] = self
-        follow_at_load(self)
+        changed = CHANGED.get(config)
+        if changed is not None and changed.applies_to(home):  # its text may be older than the config
+            self.map_to(holding(changed, name))
 
     def __call__(self, current: Callable[..., object]) -> Callable[..., object]:
         """Return what to call with the constructor's arguments.

@@ -22,7 +22,6 @@ __all__ = [
     "MAPPED",
     "comes_late",
     "follow",
-    "follow_at_load",
     "holding",
     "mapping",
     "unmapping",
@@ -203,13 +202,6 @@ def follow(config: Declares, *, taken_back: bool) -> None:
         patch = holding(config, mapped.name)
         if patch is not None or taken_back:
             mapped.map_to(patch)
-
-
-def follow_at_load(mapped: Follows) -> None:
-    """Let a class of a module that is just executed follow its config, if that has taken a mapping back."""
-    config = CHANGED.get(mapped.config)
-    if config is not None and config.applies_to(mapped.home):
-        mapped.map_to(holding(config, mapped.name))
 
 
 def _of(config: Declares) -> Iterator[Follows]:
