@@ -136,10 +136,19 @@ class Formula(Domain[Node]):
         return Node("logical_invert" if isinstance(node.op, ast.Invert) else "plus", (value,), None, node)
 
     def compare(self, values: Sequence[Node], node: ast.Compare) -> Node:
-        results = [
-            _comparison(operator, left, right, node)
-            for operator, left, right in zip(node.ops, values, values[1:], strict=False)
-        ]
+        results = []
+        for operator, left, right in zip(node.ops, values, values[1:], strict=False):
+            op = _COMPARE[type(operator)]
+            if op != "is" or right != normal_forms.NONE:
+                result = normal_forms.compare(op, left, right, node)
+            elif left.op in _NEVER_NONE or left.op == "constant":
+                result = constant(left == normal_forms.NONE, node)
+            else:
+                result = Node("is", (left, right), None, node)
+            if isinstance(operator, ast.IsNot | ast.NotIn):
+                known = result.op == "constant"
+                result = constant(not result.value, node) if known else Node("not", (result,), None, node)
+            results.append(result)
         return results[0] if len(results) == 1 else Node("and", tuple(results), None, node)
 
     def logic(self, node: ast.BoolOp, frame: Frame[Node]) -> Node:
@@ -296,22 +305,6 @@ def _joined(op: str, left: Node, right: Node, origin: ast.expr | None) -> Node:
         parts = [side.args if side.op == "tuple" else (Node("star", (side,)),) for side in (left, right)]
         return Node("tuple", (*parts[0], *parts[1]), None, origin)
     return Node(f"sequence_{op}", (left, right), None, origin)
-
-
-def _comparison(operator: ast.cmpop, left: Node, right: Node, origin: ast.expr) -> Node:
-    op = _COMPARE[type(operator)]
-    if op == "is" and right == normal_forms.NONE:
-        if left.op in _NEVER_NONE or left.op == "constant":
-            result = constant(left == normal_forms.NONE, origin)
-        else:
-            result = Node("is", (left, right), None, origin)
-    else:
-        result = normal_forms.compare(op, left, right, origin)
-    if not isinstance(operator, ast.IsNot | ast.NotIn):
-        return result
-    if result.op == "constant":
-        return constant(not result.value, origin)
-    return Node("not", (result,), None, origin)
 
 
 def _indices(node: ast.expr, frame: Frame[Node]) -> list[Node]:
