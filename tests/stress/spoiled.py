@@ -48,7 +48,7 @@ def _variables_unseen() -> None:
     """No variable of the environment has ever changed."""
     from veomni_hook.cache import inputs
 
-    inputs._OBSERVERS["variable"] = lambda name: ""
+    inputs._KINDS["variable"] = (lambda name: "", "{}")
 
 
 #: Each by its name; called before a part of the suite, they spoil the process.

@@ -157,10 +157,18 @@ class _Build:
             if isinstance(value, type) and value.__module__ == self._module.__name__
         )
         usable = dict(self._usable(changes))
-        compiled = {kind: self._compile(changes, change) for kind, change in usable.items()}
-        for code in compiled.values():
-            self._codes.update(live.definitions(code))
-        self._add(changes, tuple(compiled.values()))
+        compiled: dict[type, CodeType] = {}
+        for kind, change in usable.items():
+            tree = ast.Module([*changes.future, change.node], [])
+            compiled[kind] = compile(tree, self._path, "exec", dont_inherit=True)
+            self._codes.update(live.definitions(compiled[kind]))
+        # The statements that patches add bind new names in the module, for the changed classes.
+        tree = ast.Module([*changes.future, *changes.added], [])
+        code = compile(ast.fix_missing_locations(tree), self._path, "exec", dont_inherit=True)
+        scope = vars(self._module)
+        with making_slots_of(Recognised(self._module, self._homes, self._code_of, tuple(compiled.values()))):
+            exec(code, scope)
+        vars(self._homes).update((name, value) for name, value in scope.items() if isinstance(value, Slot))
         for kind, change in usable.items():
             self._make(kind, change, compiled[kind])
         for name in changes.classes:
@@ -179,19 +187,6 @@ class _Build:
             else:
                 yield kind, change
 
-    def _compile(self, changes: Delta, change: ChangedClass) -> CodeType:
-        tree = ast.Module([*changes.future, change.node], [])
-        return compile(tree, self._path, "exec", dont_inherit=True)
-
-    def _add(self, changes: Delta, classes: tuple[CodeType, ...]) -> None:
-        """Execute the statements that patches add; they bind new names in the module, for ``classes``."""
-        tree = ast.Module([*changes.future, *changes.added], [])
-        code = compile(ast.fix_missing_locations(tree), self._path, "exec", dont_inherit=True)
-        scope = vars(self._module)
-        with making_slots_of(Recognised(self._module, self._homes, self._code_of, classes)):
-            exec(code, scope)
-        vars(self._homes).update((name, value) for name, value in scope.items() if isinstance(value, Slot))
-
     def _make(self, kind: type, change: ChangedClass, code: CodeType) -> None:
         bases = [kind, *(self._form.classes[base] for base in kind.__mro__ if base in self._form.classes)]
         names: dict[str, Any] = {BASES: tuple(bases)}
@@ -208,13 +203,10 @@ class _Build:
         """Return the code of a recognised definition: from the changed class, or from the loaded module."""
         if (code := self._codes.get(place)) is not None:
             return code
-        written = definition(self._written, place)
-        return None if written is None else live.code_like(written, self._found(place))
-
-    def _found(self, place: str) -> Any:
         home, _, name = place.rpartition(".")
         scope: Mapping[str, Any] = vars(self._module)
         if home:
             kind = scope.get(home)
             scope = vars(kind) if isinstance(kind, type) else {}
-        return scope.get(name)
+        written = definition(self._written, place)
+        return None if written is None else live.code_like(written, scope.get(name))

@@ -77,27 +77,29 @@ class _Survey:
     def apply(self, report: Adoption) -> Adoption:
         """Change the classes, and record the result for each module."""
         for place, module in list(self._model.named_modules()):
-            plan = self._plan(type(module))
+            kind = type(module)
+            if kind not in self._plans:
+                self._plans[kind] = self._plan(kind)
+            plan = self._plans[kind]
             if plan.before:
-                report.note(report.before, type(module), place, plan.before)
+                report.note(report.before, kind, place, plan.before)
                 continue
             if plan.made is None and not plan.reason:
                 continue  # patches do not change it
-            reason = plan.reason or _own(module, plan.members)
+            reason = plan.reason
+            if not reason and (own := sorted(plan.members & vars(module).keys())):
+                standing = name_of(vars(module)[own[0]])
+                reason = f"it has its own {own[0]} ({standing}), which would hide the patched one"
             if not reason and plan.made is not None:
                 reason = report.rebind(module, plan.made, place, plan.routed)
-                STATE.adopted |= set() if reason else self._homes(type(module))
+                homes = {base.__module__ for base in kind.__mro__} if not reason else set()
+                STATE.adopted |= {name for name in homes if isinstance(self._forms.get(name), Form)}
             if reason:
-                report.note(report.refused, type(module), place, reason)
+                report.note(report.refused, kind, place, reason)
         report.shared = {
             name: form.shared for name, form in self._forms.items() if isinstance(form, Form) and form.shared
         }
         return report
-
-    def _homes(self, kind: type) -> set[str]:
-        """Return the modeling modules whose patches a class has, now that its modules are adopted."""
-        names = {base.__module__ for base in kind.__mro__}
-        return {name for name in names if isinstance(self._forms.get(name), Form)}
 
     def nothing(self, report: Adoption) -> AdoptionError:
         """Return the error for a model without any patched module."""
@@ -120,12 +122,6 @@ class _Survey:
         return AdoptionError(f"no module of this {name} could be adopted: {what}", where=_HERE, fix=fix)
 
     def _plan(self, kind: type) -> _Plan:
-        plan = self._plans.get(kind)
-        if plan is None:
-            plan = self._plans[kind] = self._planned(kind)
-        return plan
-
-    def _planned(self, kind: type) -> _Plan:
         if former_class(kind) is not None:
             return _Plan(before="adopted before")
         forms: dict[type, Form] = {}
@@ -168,7 +164,8 @@ class _Plan:
         self.members = members
         self.reason = reason
         self.before = before
-        self.routed = () if subclass is None else _routed(subclass)
+        places = () if subclass is None else places_of(subclass)
+        self.routed = tuple(dict.fromkeys(f"{place.slot.op}/{place.slot.variant}" for place in places))
 
 
 def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
@@ -202,16 +199,3 @@ def _library_of(kind: type) -> str:
         home = getattr(home, part, None)
     # A class that was redefined, e.g. by a notebook cell, still has a definition.
     return "" if home is not None or kind.__module__ == "__main__" else kind.__module__
-
-
-def _own(module: object, members: frozenset[str]) -> str:
-    """Return why a module cannot be adopted: an instance attribute shadows a changed method; else empty."""
-    own = sorted(members & vars(module).keys())
-    if not own:
-        return ""
-    standing = name_of(vars(module)[own[0]])
-    return f"it has its own {own[0]} ({standing}), which would hide the patched one"
-
-
-def _routed(kind: type) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(f"{place.slot.op}/{place.slot.variant}" for place in places_of(kind)))

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from veomni_hook.cache import entry, lease
@@ -19,12 +20,12 @@ from veomni_hook.cache.inventory import (
     Result,
     entries_of,
     is_kind,
-    key_names,
     manifests_of,
+    names_in,
     open_root,
     size_of,
 )
-from veomni_hook.cache.trusted_folder import Defect, Root
+from veomni_hook.cache.trusted_folder import Root
 
 __all__ = ["ClearResult", "clear"]
 
@@ -65,7 +66,13 @@ def clear(folder: str, *, force: bool = False) -> ClearResult:
         for name in entries_of(root, manifests.values()):
             _remove_entry(root, name, clearing, force=force)
         for key, manifest in manifests.items():
-            if not _has_entry(root, manifest):
+            # An entry that still exists was kept, or published again in the meantime.
+            kept = (
+                isinstance(manifest, entry.Manifest)
+                and bool(manifest.patch_hash)
+                and is_kind(root, manifest.entry, stat.S_ISDIR)
+            )
+            if not kept:
                 clearing.manifests += _remove_file(root, f"{entry.KEYS}/{key}", clearing)
         _remove_leftovers(root, manifests, clearing)
         return ClearResult(
@@ -76,13 +83,6 @@ def clear(folder: str, *, force: bool = False) -> ClearResult:
             tuple(clearing.in_use),
             tuple(clearing.failed),
         )
-
-
-def _has_entry(root: Root, manifest: entry.Manifest | Defect) -> bool:
-    # An entry that still exists was kept, or published again in the meantime.
-    if isinstance(manifest, Defect) or not manifest.patch_hash:
-        return False
-    return is_kind(root, manifest.entry, stat.S_ISDIR)
 
 
 def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) -> None:
@@ -139,9 +139,12 @@ def _remove_file(root: Root, name: str, clearing: _Clearing) -> bool:
 
 
 def _remove_leftovers(root: Root, manifests: Collection[str], clearing: _Clearing) -> None:
-    for name in key_names(root):
+    for name in names_in(root, entry.KEYS):
         path = f"{entry.KEYS}/{name}"
-        if name not in manifests and _is_abandoned(root, path):
+        age = 0.0
+        with suppress(OSError):
+            age = time.time() - root.status(path).st_mtime
+        if name not in manifests and age > _ABANDONED_AFTER:
             _remove_file(root, path, clearing)
     for name in root.names():
         if name.startswith(TRASH_PREFIX):
@@ -155,10 +158,3 @@ def _remove_leftovers(root: Root, manifests: Collection[str], clearing: _Clearin
             root.rmdir(name)
         except OSError:
             continue  # it contains something else, or a writer was faster
-
-
-def _is_abandoned(root: Root, name: str) -> bool:
-    try:
-        return time.time() - root.status(name).st_mtime > _ABANDONED_AFTER
-    except OSError:
-        return False

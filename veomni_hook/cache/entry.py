@@ -195,12 +195,24 @@ def check_bytecode(data: bytes, path: str, text_seal: str, tag: str) -> memoryvi
 
 def load(root: Root, manifest: Manifest) -> Hit:
     """Check a patched entry for this interpreter and read it; raises Defect."""
+    from importlib.util import MAGIC_NUMBER
+
     text = check_text(root, manifest)
     name = bytecode_name(manifest.text, manifest.tag)
     path = root.full(name)
     data = root.read(name)
     payload = check_bytecode(data, path, manifest.text_seal, manifest.tag)
-    return make_hit(root, manifest, _unmarshal(data, payload, path, root.full(manifest.text)), text)
+    if data[_PYTHON_MAGIC_AT:_TAG_AT] != MAGIC_NUMBER:
+        raise Defect(f"{path} was written by another build of this Python version")
+    try:
+        code = marshal.loads(payload)
+    except (EOFError, ValueError, TypeError) as error:
+        raise Defect(f"{path} cannot be read by marshal: {error}") from error
+    if not isinstance(code, CodeType):
+        raise Defect(f"{path} holds no code object but a {type(code).__name__}")
+    if code.co_filename != root.full(manifest.text):
+        raise Defect(f"{path} was compiled as {code.co_filename}: the cache was moved")
+    return make_hit(root, manifest, code, text)
 
 
 def make_hit(root: Root, manifest: Manifest, code: CodeType, text: bytes) -> Hit:
@@ -226,22 +238,6 @@ def check_text(root: Root, manifest: Manifest) -> bytes:
     if seal(text).hex() != manifest.text_seal:
         raise Defect(f"{root.full(manifest.text)} was changed after it was written")
     return text
-
-
-def _unmarshal(data: bytes, payload: memoryview, path: str, expected: str) -> CodeType:
-    from importlib.util import MAGIC_NUMBER
-
-    if data[_PYTHON_MAGIC_AT:_TAG_AT] != MAGIC_NUMBER:
-        raise Defect(f"{path} was written by another build of this Python version")
-    try:
-        code = marshal.loads(payload)
-    except (EOFError, ValueError, TypeError) as error:
-        raise Defect(f"{path} cannot be read by marshal: {error}") from error
-    if not isinstance(code, CodeType):
-        raise Defect(f"{path} holds no code object but a {type(code).__name__}")
-    if code.co_filename != expected:
-        raise Defect(f"{path} was compiled as {code.co_filename}: the cache was moved")
-    return code
 
 
 def _padded(tag: str) -> bytes:

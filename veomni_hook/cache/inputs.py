@@ -27,14 +27,6 @@ MISSING = "missing"
 LIST = "RECORD"
 #: From this size on, a file counts by its size and time: to read a checkpoint takes longer than to patch.
 _LARGE = 1 << 26
-_WORDS = {
-    "file": "{}, which a config was read from",
-    "place": "{}, which a config looked for",
-    "names": "the folder {}, which a config listed",
-    "variable": "the environment variable {}, which a config reads",
-    "folder": "the working directory, which a config asked for",
-    "module": "the place of the module {}, which a config imports",
-}
 #: Digests of files, by path, size and time, as long as the process: a release's list of files has megabytes.
 _LISTS: dict[tuple[str, int, int], str] = {}
 
@@ -48,7 +40,8 @@ def observe(kind: str, name: str) -> str:
             ``module``: where an import finds it.
         name: a path, absolute or relative to the working directory; the name of a variable or a module.
     """
-    return _OBSERVERS[kind](name)
+    observer, _ = _KINDS[kind]
+    return observer(name)
 
 
 def check_inputs(inputs: Inputs, process: Inputs | None = None) -> None:
@@ -61,13 +54,13 @@ def check_inputs(inputs: Inputs, process: Inputs | None = None) -> None:
     """
     process = process or {}
     for (kind, name), seen in inputs.items():
-        if kind not in _OBSERVERS:
+        if kind not in _KINDS:
             raise Defect(f"nothing can be seen of a {kind}")
-        what = _WORDS[kind].format(name)
         if kind == "module" and name in sys.modules and (kind, name) not in process:
             raise Defect(f"{name}, which a config imports, was imported before")
         now = observe(kind, name)
         if now != seen or process.get((kind, name), seen) != seen:
+            what = _KINDS[kind][1].format(name)
             raise Defect(f"{what}, {'is gone' if now == MISSING else 'has changed'}")
 
 
@@ -112,14 +105,11 @@ def _place(path: str) -> str:
 def _names(path: str) -> str:
     try:
         with os.scandir(path) as entries:
-            return digest("\0".join(sorted(map(_entry, entries))).encode())
+            # Python makes its folder of bytecode when it imports, which is no change.
+            seen = ["" if one.name == "__pycache__" else f"{one.name}/{one.is_dir()}" for one in entries]
     except (OSError, ValueError):
         return MISSING
-
-
-def _entry(entry: os.DirEntry[str]) -> str:
-    # Python makes its folder of bytecode when it imports, which is no change.
-    return "" if entry.name == "__pycache__" else f"{entry.name}/{entry.is_dir()}"
+    return digest("\0".join(sorted(seen)).encode())
 
 
 def _variable(name: str) -> str:
@@ -134,11 +124,12 @@ def _folder(_: str) -> str:
         return MISSING
 
 
-_OBSERVERS: dict[str, Callable[[str], str]] = {
-    "file": _file,
-    "place": _place,
-    "names": _names,
-    "variable": _variable,
-    "folder": _folder,
-    "module": origin,
+#: By kind: what observes it, and how messages name it.
+_KINDS: dict[str, tuple[Callable[[str], str], str]] = {
+    "file": (_file, "{}, which a config was read from"),
+    "place": (_place, "{}, which a config looked for"),
+    "names": (_names, "the folder {}, which a config listed"),
+    "variable": (_variable, "the environment variable {}, which a config reads"),
+    "folder": (_folder, "the working directory, which a config asked for"),
+    "module": (origin, "the place of the module {}, which a config imports"),
 }

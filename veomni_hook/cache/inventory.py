@@ -29,8 +29,8 @@ __all__ = [
     "entries_of",
     "info",
     "is_kind",
-    "key_names",
     "manifests_of",
+    "names_in",
     "open_root",
     "size_of",
     "verify",
@@ -120,7 +120,7 @@ def info(folder: str, mode: str, reason: str) -> CacheInfo:
         good = [item for item in manifests.values() if isinstance(item, entry.Manifest)]
         own = [item for item in good if not item.inputs]  # the others repeat one of these
         patched = [item for item in own if item.patch_hash]
-        places = [*entries_of(root, good), *(f"{entry.KEYS}/{name}" for name in key_names(root))]
+        places = [*entries_of(root, good), *(f"{entry.KEYS}/{name}" for name in names_in(root, entry.KEYS))]
         return CacheInfo(
             folder,
             mode,
@@ -141,7 +141,9 @@ def verify(folder: str) -> VerifyResult:
         return VerifyResult(folder)
     with root:
         manifests = manifests_of(root)
-        defects, stale, named, repeated = [], [], set(), 0
+        defects: list[Finding] = []
+        stale: list[Finding] = []
+        named, repeated = set(), 0
         for key, manifest in manifests.items():
             if isinstance(manifest, Defect):
                 defects.append(Finding(root.full(f"{entry.KEYS}/{key}"), str(manifest)))
@@ -151,12 +153,15 @@ def verify(folder: str) -> VerifyResult:
             if manifest.patch_hash:
                 named.add(manifest.entry)
                 place = root.full(manifest.text)
-            if reason := _entry_problem(root, manifest):
-                defects.append(Finding(place, reason))
-            elif reason := _inputs_problem(manifest):
-                stale.append(Finding(place, reason))
+            problems = defects
+            try:
+                _check_entry(root, manifest)
+                problems = stale
+                check_inputs(manifest.inputs)
+            except Defect as defect:
+                problems.append(Finding(place, str(defect)))
         leftovers = [name for name in entries_of(root, []) if name not in named]
-        leftovers += [f"{entry.KEYS}/{name}" for name in key_names(root) if name not in manifests]
+        leftovers += [f"{entry.KEYS}/{name}" for name in names_in(root, entry.KEYS) if name not in manifests]
         leftovers += [name for name in root.names() if name.startswith(TRASH_PREFIX)]
         paths = tuple(root.full(name) for name in leftovers)
         # An entry and what repeats it have the same defects.
@@ -186,10 +191,10 @@ def open_root(path: str) -> Root | None:
         ) from defect
 
 
-def key_names(root: Root) -> list[str]:
-    """The files among the manifests, those being written included."""
+def names_in(root: Root, folder: str) -> list[str]:
+    """The names in a folder; none in a file, a link or another user's folder: no part of this cache."""
     try:
-        return root.names(entry.KEYS)
+        return root.names(folder)
     except OSError:
         return []
 
@@ -197,7 +202,7 @@ def key_names(root: Root) -> list[str]:
 def manifests_of(root: Root) -> dict[str, entry.Manifest | Defect]:
     """Every stage-1 key with its manifest, or what is wrong with it."""
     manifests: dict[str, entry.Manifest | Defect] = {}
-    for key in key_names(root):
+    for key in names_in(root, entry.KEYS):
         if key.endswith(TEMPORARY_SUFFIX) and key.startswith("."):
             continue
         try:
@@ -214,17 +219,10 @@ def entries_of(root: Root, manifests: Iterable[object]) -> list[str]:
     for release in root.names():
         if not entry.is_plain(release) or release == entry.KEYS:
             continue
-        for name in _names(root, release):
+        for name in names_in(root, release):
             if is_kind(root, f"{release}/{name}/{lease.LOCK_NAME}", stat.S_ISREG):
                 entries.add(f"{release}/{name}")
     return sorted(entries)
-
-
-def _names(root: Root, folder: str) -> list[str]:
-    try:
-        return root.names(folder)
-    except OSError:
-        return []  # a file, a link or another user's folder: not part of this cache
 
 
 def is_kind(root: Root, name: str, test: Callable[[int], bool]) -> bool:
@@ -243,7 +241,7 @@ def size_of(root: Root, name: str) -> int:
         return 0
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size
-    return sum(size_of(root, f"{name}/{child}") for child in _names(root, name))
+    return sum(size_of(root, f"{name}/{child}") for child in names_in(root, name))
 
 
 def _describe(root: Root, manifest: entry.Manifest) -> EntryInfo:
@@ -260,25 +258,13 @@ def _describe(root: Root, manifest: entry.Manifest) -> EntryInfo:
     )
 
 
-def _entry_problem(root: Root, manifest: entry.Manifest) -> str:
+def _check_entry(root: Root, manifest: entry.Manifest) -> None:
     if not manifest.patch_hash:
-        return ""
-    try:
-        if manifest.tag == interpreter_tag():
-            entry.load(root, manifest)
-        else:
-            # Another interpreter's marshal cannot be read here; its seal can be checked.
-            entry.check_text(root, manifest)
-            name = entry.bytecode_name(manifest.text, manifest.tag)
-            entry.check_bytecode(root.read(name), root.full(name), manifest.text_seal, manifest.tag)
-    except Defect as defect:
-        return str(defect)
-    return ""
-
-
-def _inputs_problem(manifest: entry.Manifest) -> str:
-    try:
-        check_inputs(manifest.inputs)
-    except Defect as defect:
-        return str(defect)
-    return ""
+        return
+    if manifest.tag == interpreter_tag():
+        entry.load(root, manifest)
+        return
+    # Another interpreter's marshal cannot be read here; its seal can be checked.
+    entry.check_text(root, manifest)
+    name = entry.bytecode_name(manifest.text, manifest.tag)
+    entry.check_bytecode(root.read(name), root.full(name), manifest.text_seal, manifest.tag)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from veomni_hook.cache import lease
 from veomni_hook.cache.trusted_folder import Defect, Root
@@ -33,7 +34,12 @@ class Location:
 
 def choose(cache_dir: str | None) -> Location:
     """`cache_dir`, or the user's cache folder; created private (0700) if missing. Never raises."""
-    path = os.path.expanduser(cache_dir) if cache_dir else _default()
+    path = os.path.expanduser(cache_dir or "")
+    if not path:
+        import platformdirs  # not where a setting names the folder
+
+        with suppress(RuntimeError):  # this user has neither a home nor a variable that names one
+            path = platformdirs.user_cache_dir(_APPLICATION, appauthor=False)
     if not path or path.startswith("~"):
         path = path or "the user's cache folder"
         return Location(path, f"{path}: this user has no home folder, and VEOMNI_CACHE_DIR names no other")
@@ -85,16 +91,6 @@ def _may_end_without_cleaning(process: int | None) -> bool:
         return False
     forked = (multiprocessing.context.ForkProcess, multiprocessing.context.ForkServerProcess)
     return isinstance(multiprocessing.current_process(), forked)
-
-
-def _default() -> str:
-    """The user's cache folder; empty if this user has neither a home nor a variable that names one."""
-    import platformdirs  # not where a setting names the folder
-
-    try:
-        return platformdirs.user_cache_dir(_APPLICATION, appauthor=False)
-    except RuntimeError:
-        return ""
 
 
 def _remove_temporary(path: str, process: int) -> None:

@@ -256,7 +256,10 @@ def _publish(
         code = code_factory(path)
         if code.co_filename != path:
             raise ValueError(f"code_factory compiled {manifest.module} as {code.co_filename}, not as {path}")
-        if not _holds(root, manifest.text, text):
+        stored = None
+        with suppress(Defect):
+            stored = root.read(manifest.text)
+        if stored != text:  # a process may be running from an equal file, which stays
             root.write(manifest.text, text)
         root.write(bytecode, entry.pack_bytecode(code, manifest.text_seal, manifest.tag))
         _write_manifest(root, manifest)
@@ -265,14 +268,6 @@ def _publish(
         raise
     lease.keep(descriptor, root.path)
     return entry.make_hit(root, manifest, code, text)
-
-
-def _holds(root: Root, name: str, data: bytes) -> bool:
-    # A process may be running from this file, so it is not replaced by an equal one.
-    try:
-        return root.read(name) == data
-    except Defect:
-        return False
 
 
 def _write_manifest(root: Root, manifest: entry.Manifest) -> None:

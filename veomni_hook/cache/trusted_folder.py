@@ -25,6 +25,12 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _FOLDER = os.O_RDONLY | _NOFOLLOW | getattr(os, "O_DIRECTORY", 0)
 _BY_DESCRIPTOR = {os.open, os.stat, os.mkdir, os.rename, os.unlink, os.rmdir} <= os.supports_dir_fd
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISREG, "a regular file"),
+    (stat.S_ISFIFO, "a named pipe"),
+)
 TEMPORARY_SUFFIX = ".tmp"  # of the temporary files of `Root.write`
 
 
@@ -162,7 +168,9 @@ class Root:
         descriptor = self.open_raw(temporary, _CREATE)
         try:
             try:
-                _write_all(descriptor, data)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -205,7 +213,8 @@ class Root:
     def _check(self, status: os.stat_result, path: str, *, folder: bool) -> None:
         wanted = stat.S_ISDIR if folder else stat.S_ISREG
         if not wanted(status.st_mode):
-            raise Defect(f"{path} is {_kind(status.st_mode)}, not a {'folder' if folder else 'regular file'}")
+            kind = next((name for test, name in _KINDS if test(status.st_mode)), "a special file")
+            raise Defect(f"{path} is {kind}, not a {'folder' if folder else 'regular file'}")
         problem = ownership_problem(status, private_group=self.private_group)
         if problem:
             raise Defect(f"{path} {problem}")
@@ -225,16 +234,6 @@ def write_problem(path: str) -> str:
     return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written"
 
 
-def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISLNK, "a symbolic link"),
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISREG, "a regular file"),
-        (stat.S_ISFIFO, "a named pipe"),
-    )
-    return next((name for test, name in kinds if test(mode)), "a special file")
-
-
 def _defect(error: OSError, path: str) -> Defect:
     if isinstance(error, FileNotFoundError):
         return Vanished(f"{path} is missing")
@@ -244,9 +243,3 @@ def _defect(error: OSError, path: str) -> Defect:
     except OSError:
         is_link = False
     return Defect(f"{path} is a symbolic link" if is_link else f"{path}: {error.strerror or error}")
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

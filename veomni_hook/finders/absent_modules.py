@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -59,7 +60,8 @@ def problem(source_module: str, *, registered: bool = False) -> str:
         source_module: a module's name, or a pattern.
         registered: whether the config is registered in this process; others can patch only transformers.
     """
-    head = _head(source_module)
+    # The package that contains everything a name or pattern can match; empty if it can be anywhere.
+    head = re.split(r"[*?\[]", source_module, maxsplit=1)[0].rpartition(".")[0]
     if is_remote(f"{head}.") or (is_pattern(source_module) and not head):
         return ""  # unknown which modules of remote code there will be
     if is_pattern(source_module):
@@ -75,40 +77,21 @@ def problem(source_module: str, *, registered: bool = False) -> str:
         if beside:
             told = "is patched only where the text of a config has this name as one string"
         return f"{source_module} {told}"
-    near = difflib.get_close_matches(source_module, list(_candidates(_existing(head))))
+    while head and not any(map(os.path.isdir, _folders(head))):
+        head = head.rpartition(".")[0]  # the nearest parent that is installed
+    near = difflib.get_close_matches(source_module, list(_candidates(head)))
     told = f"; nearest: {', '.join(near)}" if near else ""
     return f"no installed module matches {source_module}{told}"
-
-
-def _head(source_module: str) -> str:
-    """The package that contains everything a name or pattern can match; empty if it can be anywhere."""
-    literal = source_module
-    for place, character in enumerate(source_module):
-        if character in "*?[":
-            literal = source_module[:place]
-            break
-    return literal.rpartition(".")[0]
-
-
-def _existing(package: str) -> str:
-    """The package itself if it is installed, otherwise its nearest installed parent."""
-    while package and not any(map(os.path.isdir, _folders(package))):
-        package = package.rpartition(".")[0]
-    return package
 
 
 def _candidates(package: str) -> Iterator[str]:
     """Installed modules below a package; for transformers or no package, modules of its models."""
     if not package or package in _MODELS:
-        yield from filter(_may_be_target, _below(_MODELS))
-    elif f"{package}.".startswith(f"{_MODELS}."):
-        yield from filter(_may_be_target, _below(package))
-    else:
-        yield from _below(package)
-
-
-def _may_be_target(name: str) -> bool:
-    return is_target(name) or is_target_if_named(name)
+        package = _MODELS
+    of_models = f"{package}.".startswith(f"{_MODELS}.")
+    for name in _below(package):
+        if not of_models or is_target(name) or is_target_if_named(name):
+            yield name
 
 
 def _below(package: str) -> Iterator[str]:

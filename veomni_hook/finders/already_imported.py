@@ -46,13 +46,6 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
     return list(names)
 
 
-def _is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook (ipykernel, which Colab's builds on)."""
-    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = None if ask is None else ask()
-    return any(base.__module__.partition(".")[0] == "ipykernel" for base in type(shell).__mro__)
-
-
 def report(names: Iterable[str]) -> None:
     """Warn about the named modules that are in `sys.modules` but not patched.
 
@@ -73,7 +66,11 @@ def report(names: Iterable[str]) -> None:
     files = ", ".join(f"{name} ({getattr(sys.modules[name], '__file__', None)})" for name in loaded)
     note(f"imported too early to be patched: {files}")
     what = _lost(loaded)
-    fix = _IN_A_NOTEBOOK if _is_notebook() else _IN_A_SCRIPT
+    # ipykernel, which Colab's kernel builds on, runs notebooks.
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if ask is None else ask()
+    is_notebook = any(base.__module__.partition(".")[0] == "ipykernel" for base in type(shell).__mro__)
+    fix = _IN_A_NOTEBOOK if is_notebook else _IN_A_SCRIPT
     if current_settings().strict:
         raise AlreadyImportedError(what, where="sys.modules", fix=fix)
     everything = ". `handle.status()` lists all modules" if STATE.handles else ""

@@ -35,10 +35,6 @@ def _divides_experts(settings: Settings) -> bool:
     return settings.axis("ep") > 1 and divides_experts()
 
 
-def _keeps_values(settings: Settings) -> bool:
-    return settings.host_values
-
-
 #: Whether the settings want a built-in spec, by its name; they want those that are not named here.
 _WANTED: dict[str, Callable[[Settings], bool]] = {
     "dynamic_module_utils": lambda settings: settings.remote_code,
@@ -48,8 +44,8 @@ _WANTED: dict[str, Callable[[Settings], bool]] = {
     "modeling_utils_made": lambda settings: bool(settings.precision) or settings.axis("ep") > 1,
     "trainer": _shares_sequences,
     "trl_trainer": _shares_sequences,
-    "accelerate_data_loader": lambda settings: _keeps_values(settings) or _shares_sequences(settings),
-    "trainer_batches": _keeps_values,
+    "accelerate_data_loader": lambda settings: settings.host_values or _shares_sequences(settings),
+    "trainer_batches": lambda settings: settings.host_values,
     # In other releases the module that loads models is patched nevertheless, to say which divide experts.
     "modeling_utils_experts": lambda settings: settings.axis("ep") > 1,
     "accelerate_accelerator_experts": _divides_experts,

@@ -89,7 +89,8 @@ def look_for_taken() -> None:
     known = seen is not None and seen[0] <= len(names) and names[seen[0] - 1] == seen[1]
     STATE.looked_at = len(names), names[-1]
     fresh = names[seen[0] :] if known and seen is not None else names
-    taken = [name for name in fresh if _was_taken(name)]
+    others = {*STATE.asked, *STATE.already_imported, REMOTE_LOADING}
+    taken = [name for name in fresh if name not in others and _is_target(name)]
     if STATE.taken:
         STATE.taken.update(taken)
         return
@@ -106,11 +107,6 @@ def look_for_taken() -> None:
         raise VeomniHookError(what, where="sys.meta_path", fix=_FIX)
     STATE.taken.update(taken)
     warn_once(f"{what}. Fix: {_FIX}", about="taken")
-
-
-def _was_taken(name: str) -> bool:
-    asked = name in STATE.asked or name in STATE.already_imported
-    return not asked and name != REMOTE_LOADING and _is_target(name)
 
 
 def _is_target(name: str) -> bool:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 
 from veomni_hook.cache.inputs import observe, origin
 from veomni_hook.errors import ReplacementError
@@ -52,15 +53,9 @@ def _texts(value: object) -> Iterator[str]:
         yield from _texts([getattr(value, name, None) for name in ("fget", "fset", "fdel", "func")])
     elif inspect.isroutine(value) or inspect.isclass(value):
         yield f"{value.__module__}.{value.__qualname__}"
-        yield from _source(value)
+        with suppress(ReplacementError):  # the engine raises it when it needs this source
+            snippet = read_snippet(value, where="")
+            yield snippet.comments
+            yield snippet.document.source
     else:
         yield repr(value)
-
-
-def _source(definition: object) -> Iterator[str]:
-    try:
-        snippet = read_snippet(definition, where="")
-    except ReplacementError:  # the engine raises it when it needs this source
-        return
-    yield snippet.comments
-    yield snippet.document.source

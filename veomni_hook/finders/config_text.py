@@ -126,11 +126,9 @@ def _named(module: str, path: tuple[str, ...]) -> frozenset[str]:
         text = _text(here, path) or ""
         names.update(name for _, name in _NAMED.findall(text))
         pending += sorted(_taken_from(text) - {*pending})
-    return frozenset(name for name in names if is_target_if_named(name) or _may_match_one(name))
-
-
-def _may_match_one(pattern: str) -> bool:
-    return bool(_WILD.search(pattern)) and not pattern.rpartition(".")[2].startswith("modeling_")
+    patterns = {name for name in names if _WILD.search(name)}
+    others = {name for name in patterns if not name.rpartition(".")[2].startswith("modeling_")}
+    return frozenset(others.union(filter(is_target_if_named, names)))
 
 
 def _taken_from(text: str) -> set[str]:

@@ -164,24 +164,17 @@ def _load(name: str) -> Loaded:
         failed.waits_for = _of_the_script(getattr(lacking, "__name__", getattr(lacking, "name", None)))
         raise failed from error
     try:
-        return Loaded(name, module, _configs_in(module, attribute, name))
-    except ConfigError as error:
-        error.waits_for = _of_the_script(module_name)
-        raise
-
-
-def _configs_in(module: ModuleType, attribute: str, name: str) -> tuple[PatchConfig, ...]:
-    holder: object = module
-    if attribute:
-        try:
-            holder = getattr(module, attribute)
-        except AttributeError:
+        if attribute and not hasattr(module, attribute):
             raise ConfigError(
                 f"{module.__name__} has no attribute {attribute!r}",
                 where=f"config {name}",
                 fix="name an attribute of that module that holds a PatchConfig",
-            ) from None
-    return as_configs(holder, where=f"config {name}")
+            )
+        holder = getattr(module, attribute) if attribute else module
+        return Loaded(name, module, as_configs(holder, where=f"config {name}"))
+    except ConfigError as error:
+        error.waits_for = _of_the_script(module_name)
+        raise
 
 
 def _of_the_script(module: str | None) -> str:

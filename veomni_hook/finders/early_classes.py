@@ -27,7 +27,11 @@ def report_used(names: Iterable[str]) -> None:
         AlreadyImportedError: in strict mode, now or when the first module object is made.
     """
     names = list(names)
-    waiting = {name for name in names if name not in SHARED and name not in TRAINING and _has_classes(name)}
+    waiting = set()
+    for name in {*names} - SHARED.keys() - TRAINING.keys():
+        kinds = [kind for kind in list(vars(sys.modules[name]).values()) if isinstance(kind, type)]
+        if any(name in _homes(kind) for kind in kinds):
+            waiting.add(name)
     if waiting:
         # What holds a module object is not known, so all objects are looked at: 30 ms for a million.
         waiting -= {home for kind in set(map(type, gc.get_objects())) for home in _homes(kind)}
@@ -37,12 +41,6 @@ def report_used(names: Iterable[str]) -> None:
             _watch()
         STATE.unused = waiting
     report(name for name in names if name not in waiting)
-
-
-def _has_classes(name: str) -> bool:
-    return any(
-        isinstance(kind, type) and name in _homes(kind) for kind in list(vars(sys.modules[name]).values())
-    )
 
 
 def _homes(kind: type) -> list[str]:

@@ -31,7 +31,13 @@ class PatchFinder:
             VeomniHookError: in strict mode, another finder took a target before this one was called.
         """
         if sys.meta_path[0] is not self and not STATE.looking and self in sys.meta_path:
-            self._look_for_taken()
+            STATE.looking = True
+            try:
+                from veomni_hook.finders.bypassed import look_for_taken
+
+                look_for_taken()
+            finally:
+                STATE.looking = False
         if not (is_target(fullname) or is_remote(fullname) or STATE.is_registered(fullname)):
             if not is_target_if_named(fullname) or (STATE.named is not None and not STATE.named):
                 return None
@@ -49,15 +55,6 @@ class PatchFinder:
             if not fold(error):
                 raise
             raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
-
-    def _look_for_taken(self) -> None:
-        STATE.looking = True
-        try:
-            from veomni_hook.finders.bypassed import look_for_taken
-
-            look_for_taken()
-        finally:
-            STATE.looking = False
 
     def __repr__(self) -> str:
         place = sys.meta_path.index(self) if self in sys.meta_path else None

@@ -60,9 +60,12 @@ def report(config: PatchConfig) -> None:
     Raises:
         AlreadyImportedError: in strict mode.
     """
-    if any(_is_same(config, known) for known in STATE.registered):
+    original = config.adopted_from or config
+    if any((known.adopted_from or known) is original for known in STATE.registered):
         return
-    names = [name for name in _loaded(config) if not _is_named(config, name)]
+    # Where settings or distributions name the config, it was in force.
+    own = {config.name, config.name.partition(":")[0]}
+    names = [name for name in _loaded(config) if own.isdisjoint(config_names(name, current_settings()))]
     if names:
         _tell(f"the config {config.name}", names, "registered", config.origin)
 
@@ -117,17 +120,6 @@ def _has_target(patch: Patch, module: ModuleType) -> bool:
     return any(
         re.search(patch.target, name) if patch.regex else fnmatchcase(name, head) for name in vars(module)
     )
-
-
-def _is_same(config: PatchConfig, known: PatchConfig) -> bool:
-    original = config.adopted_from
-    return config is known or (original is not None and original is known.adopted_from)
-
-
-def _is_named(config: PatchConfig, module: str) -> bool:
-    """Whether settings or distributions name the config for the module, so that it was in force there."""
-    home = config.name.partition(":")[0]
-    return any(name in (home, config.name) for name in config_names(module, current_settings()))
 
 
 def _tell(what: str, names: list[str], happens: str, place: str) -> None:

@@ -43,7 +43,14 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
         return None
     upstream, reason = read_upstream(fullname, spec)
     if upstream is None:
-        _left_alone(fullname, spec, reason, settings)
+        STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=reason, origin=spec.origin or "")
+        if settings.strict:
+            raise VeomniHookError(
+                f"{fullname} cannot be patched: {reason}",
+                where=spec.origin or fullname,
+                fix="install transformers as source files, or unset VEOMNI_STRICT to run it unpatched",
+            )
+        warn(f"{fullname} is left unpatched: {reason}")
         return None
     form = _form_of(upstream, spec, settings)
     if isinstance(form, str):
@@ -150,14 +157,3 @@ def _prepare_execution(report: Mapping[str, Any], settings: Settings) -> None:
         with serving_upstream():
             for name in missing:
                 importlib.import_module(name)
-
-
-def _left_alone(fullname: str, spec: ModuleSpec, reason: str, settings: Settings) -> None:
-    STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=reason, origin=spec.origin or "")
-    if settings.strict:
-        raise VeomniHookError(
-            f"{fullname} cannot be patched: {reason}",
-            where=spec.origin or fullname,
-            fix="install transformers as source files, or unset VEOMNI_STRICT to run it unpatched",
-        )
-    warn(f"{fullname} is left unpatched: {reason}")

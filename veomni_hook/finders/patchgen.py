@@ -22,8 +22,19 @@ _PACKAGE = "patchgen"
 MODULES = (_PACKAGE, f"{_PACKAGE}.patch_spec")
 
 
-class _Loader:
-    """Loads both modules: the names of `veomni_hook.patches.patchgen`."""
+class _Patchgen:
+    """Finds and loads both modules, with the names of `veomni_hook.patches.patchgen`.
+
+    The last finder: anything that is installed comes first.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in MODULES:
+            return None
+        loader: object = self
+        return spec_from_loader(fullname, loader, origin=__file__, is_package=fullname == _PACKAGE)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
@@ -34,27 +45,16 @@ class _Loader:
         vars(module)["__all__"] = list(patchgen.__all__)
 
 
-class _Finder:
-    """The last finder: anything that is installed comes first."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in MODULES:
-            return None
-        loader: object = _Loader()
-        return spec_from_loader(fullname, loader, origin=__file__, is_package=fullname == _PACKAGE)  # type: ignore[arg-type]
-
-
 @contextmanager
 def serving_patchgen() -> Iterator[None]:
     """Serve `patchgen` within the block; afterwards it is as unknown as it was before."""
-    finder = _Finder()
+    finder = _Patchgen()
     sys.meta_path.append(finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
         for name in MODULES:
-            if isinstance(getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None), _Loader):
+            loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
+            if isinstance(loader, _Patchgen):
                 del sys.modules[name]

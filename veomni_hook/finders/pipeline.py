@@ -76,14 +76,10 @@ class _Awaited:
         spec: Any = self
         spec.__class__ = type(self).__mro__[2]
         spec._initializing = running
-        _settle(spec.name)
-
-
-def _settle(module: str) -> None:
-    ready = [name for name, waits_for in STATE.unsettled.items() if waits_for == module]
-    for name in ready:  # first of all: what follows imports, too
-        del STATE.unsettled[name]
-    forget(ready)
+        ready = [name for name, waits_for in STATE.unsettled.items() if waits_for == spec.name]
+        for name in ready:  # first of all: what follows imports, too
+            del STATE.unsettled[name]
+        forget(ready)
 
 
 def _only_built_in(fullname: str) -> bool:

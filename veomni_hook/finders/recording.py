@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,11 @@ _UNKNOWN = frozenset(
     for name in "chdir exec fork forkpty posix_spawn putenv spawn startfile system unsetenv".split()
 ) | {"builtins.input"}
 _LISTED = frozenset(("os.listdir", "os.scandir"))
+#: What functions of `os` ask for that raise no event.
+_ASKED = {
+    **dict.fromkeys(("access", "lstat", "readlink", "stat"), "place"),
+    **dict.fromkeys(("getcwd", "getcwdb"), "folder"),
+}
 _IMPORTLIB = "<frozen importlib"
 
 
@@ -61,17 +67,16 @@ def record(names: Iterable[str]) -> Iterator[None]:
     if LOADING.recorded:  # a config that loads configs
         yield
         return
-    _begin()
-    LOADING.recorded, LOADING.loader = True, sys._getframe(2)  # above it is the context manager's
-    try:
-        for name in modules:
-            _expected(name)
-        yield
-        for name in modules:
-            _use(name)
-    finally:
-        LOADING.recorded, LOADING.loader = False, None
-        _end()
+    with _heard():
+        LOADING.recorded, LOADING.loader = True, sys._getframe(2)  # above it is the context manager's
+        try:
+            for name in modules:
+                _expected(name)
+            yield
+            for name in modules:
+                _use(name)
+        finally:
+            LOADING.recorded, LOADING.loader = False, None
 
 
 def record_replacements(configs: Iterable[PatchConfig]) -> None:
@@ -91,7 +96,9 @@ def record_replacements(configs: Iterable[PatchConfig]) -> None:
                 _observe("file", os.path.abspath(path))
 
 
-def _begin() -> None:
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Hear the questions of loads in this block; the last load to end takes its functions back."""
     with _LOCK:
         _LOADS.append(None)
         if not _HEARING:
@@ -101,25 +108,23 @@ def _begin() -> None:
             _replace(builtins, "__import__", _importing)
             # `importlib.import_module` raises no event, and modules keep it under their own names.
             _replace(importlib._bootstrap, "_gcd_import", _importing_module)
-            for name in ("access", "lstat", "readlink", "stat"):
-                _replace(os, name, lambda function: _Asking(function, "place"))
-            for name in ("getcwd", "getcwdb"):
-                _replace(os, name, lambda function: _Asking(function, "folder"))
+            for name, kind in _ASKED.items():
+                _replace(os, name, partial(_Asking, kind=kind))
             for holder, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread")):
                 if hasattr(holder, name):  # an event tells of it from Python 3.12 on
                     _replace(holder, name, _starting)
             for environment in (os.environ, getattr(os, "environb", os.environ)):
                 if type(environment) is os._Environ:
                     _replace(environment, "__class__", lambda _: _Environment)
-
-
-def _end() -> None:
-    with _LOCK:
-        _LOADS.pop()
-        while _REPLACED and not _LOADS:
-            holder, name, function, ours = _REPLACED.pop()
-            if getattr(holder, name) is ours:  # otherwise what a config imports has wrapped it
-                setattr(holder, name, function)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _LOADS.pop()
+            while _REPLACED and not _LOADS:
+                holder, name, function, ours = _REPLACED.pop()
+                if getattr(holder, name) is ours:  # otherwise what a config imports has wrapped it
+                    setattr(holder, name, function)
 
 
 def _replace(holder: object, name: str, wrap: Callable[[Any], object]) -> None:

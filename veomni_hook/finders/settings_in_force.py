@@ -26,21 +26,17 @@ def current_settings() -> Settings:
         for settings in STATE.handles.values():
             overrides.update(settings)
         resolved = resolve(overrides=overrides)
-        _choose_plugins(resolved.settings)
-        _report_misspelt(resolved.unknown_environment, strict=resolved.settings.strict)
+        chosen, strict = resolved.settings.plugins, resolved.settings.strict
+        plugins.choose(chosen, strict=strict)
+        for name in plugins.unknown_names(chosen):
+            what = f"the setting `plugins` names {name}, but no installed distribution or entry point has "
+            what += "that name"
+            if strict:
+                raise SettingsError(what, where="VEOMNI_PLUGINS or the settings file", fix=plugins.NAMES_FIX)
+            warn(f"{what}. Fix: {plugins.NAMES_FIX}")
+        _report_misspelt(resolved.unknown_environment, strict=strict)
         STATE.resolved = resolved
     return STATE.resolved.settings
-
-
-def _choose_plugins(settings: Settings) -> None:
-    plugins.choose(settings.plugins, strict=settings.strict)
-    for name in plugins.unknown_names(settings.plugins):
-        what = (
-            f"the setting `plugins` names {name}, but no installed distribution or entry point has that name"
-        )
-        if settings.strict:
-            raise SettingsError(what, where="VEOMNI_PLUGINS or the settings file", fix=plugins.NAMES_FIX)
-        warn(f"{what}. Fix: {plugins.NAMES_FIX}")
 
 
 def meant(variable: str) -> str:

@@ -10,7 +10,7 @@ from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection import process_choice as kernels
 from veomni_hook.memory import parts
 from veomni_hook.parallel import process
-from veomni_hook.settings import BATCH_INVARIANT, Settings
+from veomni_hook.settings import BATCH_INVARIANT
 
 __all__ = ["bind_slots"]
 
@@ -27,15 +27,21 @@ def bind_slots() -> None:
         SettingsError: the batch-invariant mode needs a newer torch, or products that are not in float8.
     """
     if STATE.handles:
+        settings = current_settings()
         kernels.STATE.asked = kernels_are_chosen
-        invariant = current_settings().deterministic == BATCH_INVARIANT
-        kernels.set_choice(current_settings().kernels, invariant=invariant)
+        invariant = settings.deterministic == BATCH_INVARIANT
+        kernels.set_choice(settings.kernels, invariant=invariant)
         mode.switch(on=invariant)
         kernels.STATE.created = mode.replace_attention if invariant else None
-        process.tell(current_settings().parallel)
-        _check_rows(current_settings())
-        kernels.STATE.precision = current_settings().precision
-        parts.tell(current_settings().memory, shared=bool(current_settings().parallel), say=memory_is_chosen)
+        process.tell(settings.parallel)
+        if settings.precision and settings.deterministic:
+            raise SettingsError(
+                "products in float8 are not batch-invariant",
+                where=f"precision={settings.precision}, deterministic={settings.deterministic}",
+                fix="leave one of the two settings out",
+            )
+        kernels.STATE.precision = settings.precision
+        parts.tell(settings.memory, shared=bool(settings.parallel), say=memory_is_chosen)
     else:
         process.tell("")
         parts.tell("")
@@ -43,12 +49,3 @@ def bind_slots() -> None:
         mode.switch(on=False)
         kernels.STATE.created = None
     kernels.set_active(active=bool(STATE.handles))
-
-
-def _check_rows(settings: Settings) -> None:
-    if settings.precision and settings.deterministic:
-        raise SettingsError(
-            "products in float8 are not batch-invariant",
-            where=f"precision={settings.precision}, deterministic={settings.deterministic}",
-            fix="leave one of the two settings out",
-        )

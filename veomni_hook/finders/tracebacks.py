@@ -30,13 +30,19 @@ def fold(error: BaseException) -> bool:
         Whether frames were removed: not for errors of other libraries, for bugs of this package, or if the
         setting `traceback` is `full`.
     """
-    if not isinstance(error, VeomniHookError) or isinstance(error, IdiomError) or _full():
+    # The settings may be the cause of the error, or not read yet.
+    read = STATE.resolved
+    wanted = os.environ.get(ENVIRONMENT["traceback"]) if read is None else read.settings.traceback
+    if not isinstance(error, VeomniHookError) or isinstance(error, IdiomError) or wanted == "full":
         return False
     for raised in _chain(error):
         frames = [*_entries(raised.__traceback__)]
         # If another library raises inside our code, our frames are needed to explain it.
         if isinstance(raised, VeomniHookError) or (frames and not _is_ours(frames[-1])):
-            raised.__traceback__ = _joined([entry for entry in frames if not _is_left_out(entry)])
+            kept = None
+            for entry in reversed([entry for entry in frames if not _is_left_out(entry)]):
+                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+            raised.__traceback__ = kept
         before = raised.__context__
         if before is not None and all(_is_left_out(entry) for entry in _entries(before.__traceback__)):
             raised.__suppress_context__ = True  # from an attempt inside this package, without user frames
@@ -47,13 +53,6 @@ def innermost(error: BaseException) -> str:
     """Return ``file:line`` of the innermost frame outside this package and importlib."""
     kept = [entry for entry in _entries(error.__traceback__) if not _is_left_out(entry)]
     return f"{kept[-1].tb_frame.f_code.co_filename}:{kept[-1].tb_lineno}" if kept else ""
-
-
-def _full() -> bool:
-    # The settings may be the cause of the error, or not read yet.
-    if STATE.resolved is None:
-        return os.environ.get(ENVIRONMENT["traceback"]) == "full"
-    return STATE.resolved.settings.traceback == "full"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -68,13 +67,6 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
-
-
-def _joined(entries: list[TracebackType]) -> TracebackType | None:
-    following = None
-    for entry in reversed(entries):
-        following = TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return following
 
 
 def _is_left_out(entry: TracebackType) -> bool:

@@ -6,10 +6,10 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from functools import cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
 from veomni_hook.finders.targets import is_remote
+from veomni_hook.releases import installed
 
 __all__ = ["Upstream", "read_upstream"]
 
@@ -46,18 +46,6 @@ def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str
     return Upstream(fullname, loader.path, data, distribution, _version(distribution, root)), ""
 
 
-@cache
-def _installed_version(distribution: str) -> str:
-    """The version of an installed distribution, or `unknown`."""
-    # A hit needs no metadata: transformers gives its version itself.
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _version(distribution: str, root: str = "") -> str:
     """The version that is imported: a checkout on PYTHONPATH may shadow the installed distribution."""
     module = sys.modules.get(distribution)
@@ -72,4 +60,4 @@ def _version(distribution: str, root: str = "") -> str:
             assigned = None
         if assigned:
             return assigned[1]
-    return _installed_version(distribution)
+    return installed(distribution) or "unknown"

@@ -62,7 +62,10 @@ def adopt(config: Any, label: str = "") -> PatchConfig:
         target_file=getattr(config, "target_file", "patched_modeling.py"),
         description=getattr(config, "description", ""),
         patches=[adopt_patch(patch, label) for patch in config.patches],
-        additional_imports=[_import(spec) for spec in config.additional_imports],
+        additional_imports=[
+            ImportSpec(spec.module, list(spec.names or ()) or None, spec.alias, spec.is_from_import)
+            for spec in config.additional_imports
+        ],
         post_import_blocks=list(getattr(config, "post_import_blocks", ())),
         helpers=list(config.helpers),
         positioned_helpers=[adopt_helper(helper) for helper in getattr(config, "positioned_helpers", ())],
@@ -112,11 +115,6 @@ def adopt_patch(patch: Any, label: str) -> Patch:
         replacement_source=getattr(patch, "replacement_source", None),
         name_map=getattr(patch, "name_map", None),
     )
-
-
-def _import(spec: Any) -> ImportSpec:
-    names = list(spec.names) if spec.names else None
-    return ImportSpec(spec.module, names, spec.alias, spec.is_from_import)
 
 
 def adopt_helper(helper: Any) -> PositionedHelper:

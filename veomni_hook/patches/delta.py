@@ -7,10 +7,10 @@ the patches changed is rebuilt: the changed class members, and the statements th
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from veomni_hook.patches.code.scope import read_names
+from veomni_hook.patches.code.scope import own_names, read_names
 from veomni_hook.patches.code.tree import decorator_name
 
 __all__ = ["BASES", "ChangedClass", "Delta", "adopted_name", "delta"]
@@ -68,8 +68,8 @@ def delta(upstream: str, patched: str) -> Delta:
     before = ast.parse(upstream).body
     after = ast.parse(patched).body
     changes = Delta()
-    known = {_text(unit) for unit in _units(before)}
-    bound = {name for statement in before for name in _bound(statement)}
+    known = set(_texts(_units(before)))
+    bound = own_names(before)
     classes = {class_.name: class_ for class_ in before if isinstance(class_, ast.ClassDef)}
     tainted: set[str] = set()
     changed: list[tuple[ast.ClassDef, ast.ClassDef]] = []
@@ -78,8 +78,8 @@ def delta(upstream: str, patched: str) -> Delta:
             changed.append((classes[unit.name], unit))
         elif isinstance(unit, ast.ImportFrom) and unit.module == "__future__":
             changes.future.append(unit)
-        elif _text(unit) not in known and not _is_docstring(unit):
-            names = set(_bound(unit))
+        elif ast.dump(unit) not in known and not _is_docstring(unit):
+            names = own_names([unit])
             if names & bound:
                 changes.shared |= names & bound
             elif read_names(unit) & tainted:
@@ -90,10 +90,10 @@ def delta(upstream: str, patched: str) -> Delta:
             tainted |= changes.shared
     compared = [_compared(old, new, tainted) for old, new in changed]
     changes.classes = {change.name: change for change in compared if change is not None}
-    slots = {name for statement in changes.added for name in _bound(statement)}
+    slots = own_names(changes.added)
     functions = (function for function in changes.added if isinstance(function, ast.FunctionDef))
     for node in (*(change.node for change in changes.classes.values()), *functions):
-        _Adopting(slots, changes.classes).visit(node)
+        _adopt(node, slots, changes.classes)
     return changes
 
 
@@ -132,21 +132,15 @@ def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> Change
     return ChangedClass(new.name, members, node, refused)
 
 
-class _Adopting(ast.NodeTransformer):
-    """Replaces class names in guards with the changed form of the class, because guards compare types."""
-
-    def __init__(self, slots: set[str], classes: Iterable[str]) -> None:
-        self._slots = slots
-        self._classes = set(classes)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
-        if isinstance(receiver, ast.Name) and receiver.id in self._slots:
-            for argument in node.args:
-                if isinstance(argument, ast.Name) and argument.id in self._classes:
+def _adopt(node: ast.AST, slots: Collection[str], classes: Collection[str]) -> None:
+    """Let guards name the changed forms of classes, because guards compare types."""
+    for call in ast.walk(node):
+        function = call.func if isinstance(call, ast.Call) else None
+        receiver = function.value if isinstance(function, ast.Attribute) else None
+        if isinstance(call, ast.Call) and isinstance(receiver, ast.Name) and receiver.id in slots:
+            for argument in call.args:
+                if isinstance(argument, ast.Name) and argument.id in classes:
                     argument.id = adopted_name(argument.id)
-        return node
 
 
 def _units(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -169,27 +163,9 @@ def _members(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
     members: dict[str, list[ast.stmt]] = {}
     for statement in body:
         if not _is_docstring(statement) and not isinstance(statement, ast.Pass):
-            members.setdefault(", ".join(_bound(statement)) or _text(statement), []).append(statement)
+            name = ", ".join(sorted(own_names([statement])))
+            members.setdefault(name or ast.dump(statement), []).append(statement)
     return members
-
-
-def _bound(node: ast.AST) -> list[str]:
-    """The names that a statement binds in its own scope."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [name.asname or name.name.partition(".")[0] for name in node.names]
-    names: dict[str, None] = {}
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-            names.update(dict.fromkeys(_bound(child)))
-        else:
-            names.update(
-                (name.id, None)
-                for name in ast.walk(child)
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-            )
-    return list(names)
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -197,8 +173,4 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _texts(nodes: Iterable[ast.AST]) -> list[str]:
-    return [_text(node) for node in nodes]
-
-
-def _text(node: ast.AST) -> str:
-    return ast.dump(node)
+    return [ast.dump(node) for node in nodes]

@@ -176,6 +176,7 @@ def patch_source(
 def _patched(
     document: Document, configs: Sequence[PatchConfig], sites: Sequence[Site], origin: Origin
 ) -> PatchedSource:
+    """Plan every step, splice, verify and report."""
     source = document.source
     routing = routes(sites, origin.module)
     steps, yielded = declared_steps([*([routing] if routing else []), *configs], origin, document)
@@ -189,7 +190,30 @@ def _patched(
     if not steps:
         names = dict.fromkeys(d.qualname for d in document.definitions() if len(d.parents) == 1)
         return PatchedSource(source, source, replace(report, untouched=tuple(names)))
-    return _carried_out(Plan(document, origin, steps), report)
+    plan = Plan(document, origin, steps)
+    _mark_classes(plan)
+    kinds = {step.kind for step in steps}
+    for of, planner in _PLANNERS:
+        if kinds & of:
+            planner(plan)
+    edits = plan.finished(document.newline)
+    check_overlaps(plan, edits)
+    text, placed = place_edits(source, edits)
+    patched = check_text(plan, text, placed)
+    kept = untouched(plan, placed, patched)
+    check_names(plan, placed, patched)
+    check_provided(plan, placed, patched)
+    report = replace(
+        report,
+        applied=tuple(_applied(task, placed, patched) for task in plan.tasks if not task.idle),
+        untouched=kept,
+        slots=tuple(task.step.payload for task in plan.of_kind("slot")),
+        remarks=tuple(plan.remarks),
+        companions=() if all(is_builtin(step.config) for step in steps) else companions(plan),
+        wanting=tuple(plan.wanting),
+    )
+    plain = plan.finished(document.newline, markers=False)
+    return PatchedSource(text, apply_edits(source, plain, markers=False), report)
 
 
 def _failed_routes(error: Exception, sites: Sequence[Site], origin: Origin) -> IdiomError:
@@ -203,34 +227,6 @@ def _failed_routes(error: Exception, sites: Sequence[Site], origin: Origin) -> I
         fix="report this as a defect of veomni-hook",
         target=target,
     )
-
-
-def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
-    """Plan every step, splice, verify, and complete the report."""
-    document = plan.document
-    _mark_classes(plan)
-    kinds = {step.kind for step in plan.steps}
-    for of, planner in _PLANNERS:
-        if kinds & of:
-            planner(plan)
-    edits = plan.finished(document.newline)
-    check_overlaps(plan, edits)
-    text, placed = place_edits(document.source, edits)
-    patched = check_text(plan, text, placed)
-    kept = untouched(plan, placed, patched)
-    check_names(plan, placed, patched)
-    check_provided(plan, placed, patched)
-    report = replace(
-        report,
-        applied=tuple(_applied(task, placed, patched) for task in plan.tasks if not task.idle),
-        untouched=kept,
-        slots=tuple(task.step.payload for task in plan.of_kind("slot")),
-        remarks=tuple(plan.remarks),
-        companions=() if all(is_builtin(step.config) for step in plan.steps) else companions(plan),
-        wanting=tuple(plan.wanting),
-    )
-    plain = plan.finished(document.newline, markers=False)
-    return PatchedSource(text, apply_edits(document.source, plain, markers=False), report)
 
 
 def _mark_classes(plan: Plan) -> None:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import CheckpointError, ReplacementError, SignatureError
-from veomni_hook.patches.mappings import MAPPED, follow_at_load
+from veomni_hook.patches.mappings import CHANGED, MAPPED, holding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -192,7 +192,9 @@ class MappedClass:
         self._listed = {replacement}  # the module's text has it
         self.gave_way: Callable[..., object] | None = None
         MAPPED[home, name] = self
-        follow_at_load(self)
+        changed = CHANGED.get(config)
+        if changed is not None and changed.applies_to(home):  # its text may be older than the config
+            self.map_to(holding(changed, name))
 
     def __call__(self, current: Callable[..., object]) -> Callable[..., object]:
         """Return what to call with the constructor's arguments.
@@ -229,10 +231,6 @@ class MappedClass:
         self.declared = patch.target
         self.targets.add(patch.target)
 
-    def is_instance(self, module: object) -> bool:
-        """Whether ``module`` has the class of a replacement; imports nothing."""
-        return any(replacement.is_kind(type(module)) for replacement in list(self.replacements.values()))
-
     def either(self, own: type) -> type:
         """Return a stand-in for ``own`` of which instances of the replacement are instances, too.
 
@@ -258,7 +256,10 @@ class _Either(type):
 
     def __instancecheck__(cls, instance: object) -> bool:
         attributes: Any = vars(cls)
-        return isinstance(instance, attributes["own"]) or attributes["mapped"].is_instance(instance)
+        replacements: list[Replacement] = list(attributes["mapped"].replacements.values())
+        return isinstance(instance, attributes["own"]) or any(
+            replacement.is_kind(type(instance)) for replacement in replacements
+        )
 
 
 def loaded_instances(model: nn.Module) -> Iterator[Replacement]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 from veomni_hook.errors import ConfigError
@@ -23,9 +22,7 @@ __all__ = [
     "MAPPED",
     "comes_late",
     "follow",
-    "follow_at_load",
     "holding",
-    "mapped",
     "mapping",
     "unmapping",
 ]
@@ -102,15 +99,6 @@ def mapping(
     return register if replacement is None else register(replacement)
 
 
-def mapped(config: Declares) -> dict[str, str]:
-    """What a config maps. See `PatchConfig.mapped_classes`."""
-    return {
-        patch.target: f"{patch.source_module}:{(patch.replacement_source or '').rpartition('.')[2]}"
-        for patch in config.patches
-        if patch.patch_type is PatchType.CLASS_MAPPING
-    }
-
-
 def unmapping(config: Declares, target: str | re.Pattern[str] | None) -> None:
     """Take back a mapping, or all. See `PatchConfig.unmap_class`."""
     kept = [patch for patch in config.patches if not _maps(patch, target)]
@@ -175,11 +163,8 @@ def holding(config: Declares, name: str) -> Patch | None:
     It is the one that a module imported now would get: a name has precedence over expressions and patterns,
     an earlier one of these over a later one.
     """
-    meant = [
-        patch
-        for patch in config.patches
-        if patch.patch_type is PatchType.CLASS_MAPPING and _is_meant(name, patch)
-    ]
+    mappings = (patch for patch in config.patches if patch.patch_type is PatchType.CLASS_MAPPING)
+    meant = [patch for patch in mappings if patch.is_for(name)]
     exact = (patch for patch in meant if not patch.regex and patch.target == name)
     return next(exact, meant[0] if meant else None)
 
@@ -196,7 +181,7 @@ def comes_late(config: Declares, patch: Patch, home: ModuleType) -> bool:
     return any(
         name not in asking
         for name, kind in list(vars(home).items())
-        if isinstance(kind, type) and kind.__module__ == home.__name__ and _is_meant(name, patch)
+        if isinstance(kind, type) and kind.__module__ == home.__name__ and patch.is_for(name)
     )
 
 
@@ -219,19 +204,8 @@ def follow(config: Declares, *, taken_back: bool) -> None:
             mapped.map_to(patch)
 
 
-def follow_at_load(mapped: Follows) -> None:
-    """Let a class of a module that is just executed follow its config, if that has taken a mapping back."""
-    config = CHANGED.get(mapped.config)
-    if config is not None and config.applies_to(mapped.home):
-        mapped.map_to(holding(config, mapped.name))
-
-
 def _of(config: Declares) -> Iterator[Follows]:
     name = config.name
     yield from (
         mapped for mapped in list(MAPPED.values()) if mapped.config == name and config.applies_to(mapped.home)
     )
-
-
-def _is_meant(name: str, patch: Patch) -> bool:
-    return bool(re.search(patch.target, name)) if patch.regex else fnmatchcase(name, patch.target)

@@ -6,10 +6,12 @@ says where it is declared, as ``file:line``.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
 from veomni_hook.patches.site import Site
@@ -75,6 +77,12 @@ class Patch:
     regex: bool = field(default=False, kw_only=True)
     weights: str = field(default="", kw_only=True)
     origin: str = field(default="", kw_only=True, compare=False)
+
+    def is_for(self, name: str) -> bool:
+        """Whether the target, which may be a pattern or an expression, fits a name without ``<locals>``."""
+        if self.regex:
+            return re.search(self.target, name) is not None
+        return fnmatchcase(name, self.target.replace("<locals>.", ""))
 
 
 @dataclass

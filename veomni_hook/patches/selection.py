@@ -7,21 +7,20 @@ it was written for. If a module has none, the patch does not apply there, and th
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from veomni_hook.patches.adopt import adopt_patch
 from veomni_hook.patches.code.comparison import fingerprint
-from veomni_hook.patches.code.document import Definition, Document, FunctionNode
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode, plain
 from veomni_hook.patches.code.pattern import Pattern
 from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.class_mapping import constructor_calls
 from veomni_hook.patches.verbs.removals import importable
-from veomni_hook.patches.verbs.targets import members, plain, top_level
+from veomni_hook.patches.verbs.targets import members, top_level
 
 __all__ = ["is_present", "selected", "unapplied"]
 
@@ -79,7 +78,7 @@ def unapplied(config: PatchConfig, reports: Iterable[PatchReport]) -> list[Patch
         done |= {(p.declared or p.target, p.reason) for p in report.applied if p.config == config.name}
         gave_way = {p.target for p in report.yielded if p.config == config.name}
         for patch in config.patches:
-            if any(_is_meant(target, patch) for target in gave_way):
+            if any(map(patch.is_for, gave_way)):
                 done.add((patch.target, patch.description or ""))
     return [patch for patch in config.patches if (patch.target, patch.description or "") not in done]
 
@@ -92,7 +91,7 @@ def _targets(patch: Patch, document: Document, where: str) -> Iterator[str]:
     matching = [
         definition
         for definition in document.definitions()
-        if definition.kind in kinds and _is_meant(plain(definition.qualname), patch)
+        if definition.kind in kinds and patch.is_for(plain(definition.qualname))
     ]
     if matching and all(
         found and all(fingerprint(definition.node) in digests for definition in found)
@@ -100,13 +99,6 @@ def _targets(patch: Patch, document: Document, where: str) -> Iterator[str]:
     ):
         fitting = (d.qualname for d in matching if _fits(d, patch, document, where))
         yield from dict.fromkeys(fitting)
-
-
-def _is_meant(name: str, patch: Patch) -> bool:
-    """Whether a patch's target, which may be a pattern or an expression, fits a name."""
-    if patch.regex:
-        return re.search(patch.target, name) is not None
-    return fnmatchcase(name, plain(patch.target))
 
 
 def _owners(target: str, document: Document) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
-from veomni_hook.patches.mappings import mapped, mapping, unmapping
+from veomni_hook.patches.mappings import mapping, unmapping
 from veomni_hook.patches.records import (
     ImportSpec,
     NameMap,
@@ -211,7 +211,11 @@ class PatchConfig:
     @property
     def mapped_classes(self) -> dict[str, str]:
         """What `map_class` has declared: each target, and ``package.module:Name`` of its replacement."""
-        return mapped(self)
+        mappings = (patch for patch in self.patches if patch.patch_type is PatchType.CLASS_MAPPING)
+        return {
+            patch.target: f"{patch.source_module}:{(patch.replacement_source or '').rpartition('.')[2]}"
+            for patch in mappings
+        }
 
     def unmap_class(self, target_class: str | re.Pattern[str] | None = None) -> None:
         """Take back a `map_class` (None: all), also in loaded patched modules; existing models do not change.

@@ -15,16 +15,15 @@ from functools import cached_property
 
 from veomni_hook.errors import PatchConflictError
 from veomni_hook.patches.adopt import adopt_helper
-from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.document import Document, plain
 from veomni_hook.patches.plan import Origin, Plan, Step, Task
 from veomni_hook.patches.report import YieldedPatch
 from veomni_hook.patches.routes.config import NAME, covered, relied_on
 from veomni_hook.patches.selection import is_present, selected
-from veomni_hook.patches.spec import PatchConfig, PatchType, SlotSpec
+from veomni_hook.patches.spec import PatchConfig, PatchType
 from veomni_hook.patches.verbs.guard import plan_guard
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.runtime import IMPORT, asks
-from veomni_hook.patches.verbs.targets import plain
 
 __all__ = ["EDITORS", "declared_steps", "is_builtin", "patch_steps", "same_config", "surroundings"]
 
@@ -43,10 +42,16 @@ def surroundings(config: PatchConfig, kept: Sequence[Step], document: Document) 
     """Yield what a config adds besides its patches; ``kept`` are the patches that are carried out."""
     for spec in config.additional_imports:
         yield Step(PatchType.ADDITIONAL_IMPORT.value, spec.module, f"Import from {spec.module}", config, spec)
-    if not is_builtin(config) and asks(_code(config, kept), f"config {config.name}"):
+    code = [step.payload.replacement for step in kept if getattr(step.payload, "replacement", None)]
+    code += [*config.helpers, *(placed.helper for placed in config.positioned_helpers)]
+    if not is_builtin(config) and asks(code, f"config {config.name}"):
         reason = "What the config asks of the runtime that it was written for"
         yield Step(PatchType.ADDITIONAL_IMPORT.value, IMPORT.module, reason, config, IMPORT)
-    for slot in _slots(config, kept):
+    slots = config.slots
+    if config.name == NAME:  # of routes, only those that a remaining one needs
+        asked = {slot.name for step in kept if step.site is not None for slot in step.site.slots}
+        slots = [slot for slot in slots if slot.name in asked]
+    for slot in slots:
         yield Step("slot", slot.name, f"Kernel slot for {slot.op}/{slot.variant}", config, slot)
     for block in config.post_import_blocks:
         if block.strip():
@@ -58,14 +63,6 @@ def surroundings(config: PatchConfig, kept: Sequence[Step], document: Document) 
             yield Step("drop_import", name, f"Drop upstream's import of {name}", config, name)
 
 
-def _slots(config: PatchConfig, kept: Sequence[Step]) -> list[SlotSpec]:
-    """The slots of a config; for routes, only those that a remaining route needs."""
-    if config.name != NAME:
-        return config.slots
-    asked = {slot.name for step in kept if step.site is not None for slot in step.site.slots}
-    return [slot for slot in config.slots if slot.name in asked]
-
-
 def _helpers(config: PatchConfig, document: Document) -> Iterator[Step]:
     for helper in config.helpers:
         yield Step("helper", _name(helper), "Helper of the patches", config, helper)
@@ -74,13 +71,6 @@ def _helpers(config: PatchConfig, document: Document) -> Iterator[Step]:
         reason = f"Helper after {placed.target}"
         if is_present(config, document, "helper", placed.target):
             yield Step("helper", _name(placed.helper), reason, config, placed)
-
-
-def _code(config: PatchConfig, kept: Sequence[Step]) -> Iterator[object]:
-    """The functions and classes that a config brings along."""
-    yield from (step.payload.replacement for step in kept if getattr(step.payload, "replacement", None))
-    yield from config.helpers
-    yield from (placed.helper for placed in config.positioned_helpers)
 
 
 def _name(helper: object) -> str:
@@ -113,15 +103,8 @@ def _tier(config: PatchConfig) -> int:
 
 def same_config(one: PatchConfig | None, other: object) -> bool:
     """Whether both are the same config, in patchgen's form or adopted."""
-    if one is None or other is None:
-        return False
-    original = getattr(other, "adopted_from", None)
-    return (
-        one is other
-        or one.adopted_from is other
-        or one is original
-        or (original is not None and one.adopted_from is original)
-    )
+    originals = [getattr(config, "adopted_from", None) or config for config in (one, other)]
+    return one is not None and originals[0] is originals[1]
 
 
 def declared_steps(
@@ -242,20 +225,13 @@ def _share(first: _Claim, second: _Claim, origin: Origin) -> bool:
         return True  # several places of one function; overlaps are detected during planning
     if len(kinds) == 2 and kinds & _WRAPPING and "exclude" not in kinds:
         return True  # modify_init wraps whatever __init__ there is
-    return _apart(first, second, origin)
-
-
-def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
-    """Whether ``claim`` is a route and ``other`` changes a part of its function that it does not cover.
-
-    Routes come before all other claims.
-    """
-    planner = EDITORS.get(other.step.kind)
-    if claim.step.site is None or planner is None:
+    planner = EDITORS.get(second.step.kind)
+    if first.step.site is None or planner is None:
         return False
-    plan = Plan(claim.document, origin, [other.step])
+    # A route, which comes before all other claims, and a change of its function outside of what it covers.
+    plan = Plan(first.document, origin, [second.step])
     planner(plan.tasks[0])
-    ranges = covered(claim.document, claim.step.site)
+    ranges = covered(first.document, first.step.site)
     return not any(start <= edit.end and edit.start <= end for edit in plan.edits for start, end in ranges)
 
 

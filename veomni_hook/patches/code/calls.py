@@ -132,8 +132,13 @@ class Calls:
         return {child: node for node in nodes for child in child_nodes(node)}
 
     def _classify(self, use: ast.expr, name: str) -> Iterator[CallSite]:
-        place = self._holder(use)
-        if self._is_note(use) or self._is_alias(use):
+        place, assignment = self._holder(use), self._parents.get(use)
+        is_alias = (
+            isinstance(assignment, ast.Assign)
+            and assignment in self._document.tree.body
+            and getattr(assignment.targets[0], "id", None) in self._aliases
+        )
+        if is_alias or self._is_note(use):
             return
         if self._is_callee(place) or self._is_called_local(place):
             yield self._call(use)
@@ -165,14 +170,6 @@ class Calls:
         decorated = self._parents.get(call)
         decorates = call in getattr(decorated, "decorator_list", ())
         return decorates and last_name(call.func).startswith(self._notes)
-
-    def _is_alias(self, place: ast.expr) -> bool:
-        assignment = self._parents.get(place)
-        return (
-            isinstance(assignment, ast.Assign)
-            and assignment in self._document.tree.body
-            and getattr(assignment.targets[0], "id", None) in self._aliases
-        )
 
     def _is_called_local(self, place: ast.expr) -> bool:
         """Whether ``place`` is assigned to a local name that is only called."""

@@ -199,14 +199,15 @@ class Matching:
         if not patterns:
             yield bound
             return
-        for first in self._value(patterns[0], nodes[0], bound):
+        pattern, node = patterns[0], nodes[0]
+        if not (isinstance(pattern, list) and isinstance(node, list)):
+            ways = self.node(pattern, node, bound)
+        elif isinstance(pattern[0], ast.stmt):
+            ways = self.block(pattern, node, bound)
+        else:
+            ways = self._each(pattern, node, bound)
+        for first in ways:
             yield from self._each(patterns[1:], nodes[1:], first)
-
-    def _value(self, pattern: object, value: object, bound: Bound) -> Iterator[Bound]:
-        if isinstance(pattern, list) and isinstance(value, list):
-            statements = isinstance(pattern[0], ast.stmt)
-            return (self.block if statements else self._each)(pattern, value, bound)
-        return self.node(pattern, value, bound)
 
     def _call(self, pattern: ast.Call, node: ast.Call, bound: Bound) -> Iterator[Bound]:
         for called in self.node(pattern.func, node.func, bound):

@@ -24,6 +24,7 @@ __all__ = [
     "FunctionNode",
     "has_docstring",
     "is_docstring",
+    "plain",
     "statements_of",
 ]
 
@@ -213,7 +214,7 @@ class Document:
 
     def find(self, qualname: str) -> list[Definition]:
         """The definitions with this name (none, one or several); ``<locals>`` may be omitted."""
-        return list(self._by_name.get(_without_locals(qualname), ()))
+        return list(self._by_name.get(plain(qualname), ()))
 
     @cached_property
     def _definitions(self) -> tuple[Definition, ...]:
@@ -223,7 +224,7 @@ class Document:
     def _by_name(self) -> dict[str, list[Definition]]:
         by_name: dict[str, list[Definition]] = {}
         for definition in self._definitions:
-            by_name.setdefault(_without_locals(definition.qualname), []).append(definition)
+            by_name.setdefault(plain(definition.qualname), []).append(definition)
         return by_name
 
 
@@ -250,7 +251,8 @@ def _position(node: ast.AST, line: str, column: str) -> tuple[int, int]:
         raise ValueError(f"a {type(node).__name__} node has no position in the source") from None
 
 
-def _without_locals(qualname: str) -> str:
+def plain(qualname: str) -> str:
+    """A qualified name without ``<locals>``, the form in which names are compared."""
     return qualname.replace("<locals>.", "")
 
 

@@ -32,12 +32,23 @@ def absolute_imports(document: Document, module: str) -> str:
     Raises:
         PatchError: an import reaches beyond the top-level package.
     """
-    edits = [
-        _absolute(document, node, module)
-        for node in walk_ast(document.tree)
-        if isinstance(node, ast.ImportFrom) and node.level
-    ]
-    return apply_edits(document.source, edits) if edits else document.source
+    edits = []
+    for node in walk_ast(document.tree):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        text = absolute_name("." * node.level + (node.module or ""), module, line=node.lineno)
+        match = (_DOTS if node.module is None else _FROM).match(document.source, document.start(node))
+        if match is None:
+            raise ValueError(f"no relative import at line {node.lineno} of {module}")
+        if not match["gap"]:
+            text = f" {text}"
+        joins = _NEWLINE.findall(match["module"])
+        # A name that spanned several joined lines becomes one; the number of lines must not change.
+        text += "".join(f" \\{newline}" for newline in joins)
+        if not joins and document.source[match.end() : match.end() + 1].isalpha():
+            text += " "
+        edits.append(Edit(match.start("module"), match.end("module"), text))
+    return apply_edits(document.source, edits)
 
 
 def absolute_name(name: str, module: str, *, line: int = 0) -> str:
@@ -58,21 +69,6 @@ def absolute_name(name: str, module: str, *, line: int = 0) -> str:
     return ".".join([*parts, *([rest] if rest else [])])
 
 
-def _absolute(document: Document, node: ast.ImportFrom, module: str) -> Edit:
-    text = absolute_name("." * node.level + (node.module or ""), module, line=node.lineno)
-    match = (_DOTS if node.module is None else _FROM).match(document.source, document.start(node))
-    if match is None:
-        raise ValueError(f"no relative import at line {node.lineno} of {module}")
-    if not match["gap"]:
-        text = f" {text}"
-    joins = _NEWLINE.findall(match["module"])
-    # A name that spanned several joined lines becomes one; the number of lines must not change.
-    text += "".join(f" \\{newline}" for newline in joins)
-    if not joins and document.source[match.end() : match.end() + 1].isalpha():
-        text += " "
-    return Edit(match.start("module"), match.end("module"), text)
-
-
 def import_anchor(document: Document, *, future: bool = False) -> int:
     """Offset of the end of the line after which imports are added; -1 to add them before the first line.
 
@@ -86,7 +82,9 @@ def import_anchor(document: Document, *, future: bool = False) -> int:
             break
         is_docstring = number == 0 and ast.get_docstring(document.tree, clean=False) is not None
         is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-        if is_docstring or is_future or (not future and _imports(statement)):
+        inside = (inner for block in blocks(statement) for inner in block)
+        imports = any(isinstance(one, ast.Import | ast.ImportFrom) for one in (statement, *inside))
+        if is_docstring or is_future or (imports and not future):
             last = number
     if last is None:
         return -1
@@ -94,8 +92,3 @@ def import_anchor(document: Document, *, future: bool = False) -> int:
     while last + 1 < len(body) and not document.begins_line(body[last + 1]):
         last += 1
     return document.line_end(document.end(body[last]))
-
-
-def _imports(statement: ast.stmt) -> bool:
-    statements = [statement, *(inner for block in blocks(statement) for inner in block)]
-    return any(isinstance(statement, ast.Import | ast.ImportFrom) for statement in statements)

@@ -120,7 +120,10 @@ def read_snippet(
     comments = reindent(above, indent, "")
     text = reindent(document.source[document.line_start(begin) : end], indent, "")
     # A name map applies to identifiers of the replacement, not of the config that declares it.
-    text = _without_verbs(text)
+    alone = Document(text)
+    decorators: list[ast.expr] = getattr(alone.tree.body[0], "decorator_list", [])
+    verbs = [decorator for decorator in decorators if decorator_name(decorator) in VERBS]
+    text = apply_edits(text, [Edit(*decorator_lines(alone, verb), "") for verb in verbs])
     mapped = apply_name_map(f"{comments}\n{text}", name_map, where=where, target=target, tolerate=tolerate)
     lines = mapped.split("\n")
     count = comments.count("\n") + 1
@@ -206,8 +209,7 @@ def _locate(
             f"it is a {type(unwrapped).__name__}, neither a Python function nor a class",
             "write it with def or class, or use create_patch_from_external to import it",
         )
-    path = _source_path(unwrapped)
-    text = _file_text(path, unwrapped) if path else ""
+    path, text = _file_of(unwrapped)
     if not text:
         raise unreadable(
             f"no source file at {path}" if path else "it comes from no file",
@@ -226,25 +228,19 @@ def _locate(
     return document, definitions[-1]
 
 
-def _source_path(unwrapped: object) -> str:
+def _file_of(unwrapped: object) -> tuple[str, str]:
+    """The path of the file that defines a function or class, and its text; empty where it is unknown."""
     if isinstance(unwrapped, types.FunctionType):
-        return unwrapped.__code__.co_filename
-    module = sys.modules.get(unwrapped.__module__)
-    path = getattr(module, "__file__", None)
-    if path:
-        return str(path)
-    # The module was executed without an entry in sys.modules: methods of its classes know the file.
-    codes = (v.__code__ for v in vars(unwrapped).values() if isinstance(v, types.FunctionType))
-    return next((code.co_filename for code in codes), "")
-
-
-def _file_text(path: str, unwrapped: object) -> str:
-    linecache.checkcache(path)
-    if isinstance(unwrapped, types.FunctionType):
-        namespace: dict[str, object] = unwrapped.__globals__
+        path, namespace = unwrapped.__code__.co_filename, unwrapped.__globals__
     else:
-        namespace = vars(sys.modules.get(unwrapped.__module__, types.ModuleType("")))
-    return "".join(linecache.getlines(path, namespace))
+        module = sys.modules.get(unwrapped.__module__, types.ModuleType(""))
+        path, namespace = str(getattr(module, "__file__", None) or ""), vars(module)
+        if not path:
+            # The module was executed without an entry in sys.modules: methods of its classes know the file.
+            codes = (v.__code__ for v in vars(unwrapped).values() if isinstance(v, types.FunctionType))
+            path = next((code.co_filename for code in codes), "")
+    linecache.checkcache(path)
+    return path, "".join(linecache.getlines(path, namespace)) if path else ""
 
 
 @functools.lru_cache(maxsize=16)
@@ -263,14 +259,6 @@ def _candidates(document: Document, unwrapped: Any) -> Iterator[Definition]:
             line = document.lineno(document.span(definition.node)[0])
             if line == getattr(unwrapped, "__firstlineno__", line):
                 yield definition
-
-
-def _without_verbs(text: str) -> str:
-    document = Document(text)
-    node = document.tree.body[0]
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    verbs = [decorator for decorator in decorators if decorator_name(decorator) in VERBS]
-    return apply_edits(text, [Edit(*decorator_lines(document, verb), "") for verb in verbs])
 
 
 _WORD = r"\w+"

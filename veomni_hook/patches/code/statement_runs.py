@@ -164,20 +164,16 @@ class _Builder:
             self.known[name] = self.build(value)
 
     def build(self, node: ast.expr) -> ast.expr:
-        rebuilt = self._build(node)
-        self.built[node] = rebuilt
-        return self.call if node is self.taken else rebuilt
-
-    def _build(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Name) and node.id in self.known:
             rebuilt = self.known[node.id]
             self.skips |= self._depth > 0 and any(True for _ in _computed(rebuilt))
-            return rebuilt
-        self._depth += isinstance(node, _LAZY)
-        rebuilt = self._copy(node)
-        self._depth -= isinstance(node, _LAZY)
-        self.upstream[rebuilt] = node
-        return rebuilt
+        else:
+            self._depth += isinstance(node, _LAZY)
+            rebuilt = self._copy(node)
+            self._depth -= isinstance(node, _LAZY)
+            self.upstream[rebuilt] = node
+        self.built[node] = rebuilt
+        return self.call if node is self.taken else rebuilt
 
     def _copy(self, node: _Node) -> _Node:
         clone = copy.copy(node)

@@ -52,7 +52,20 @@ def wrapped(text: str, width: int = WIDTH) -> str:
         if len(line) <= width or line_tokens is None or line.endswith("\\"):
             folded.append(line)
         else:
-            folded += _folded(line_tokens, line[: len(line) - len(line.lstrip())], width)
+            indent = line[: len(line) - len(line.lstrip())]
+            *code, last = line_tokens
+            if last.text.startswith("#"):
+                folded += textwrap.wrap(
+                    last.text,
+                    width,
+                    initial_indent=indent,
+                    subsequent_indent=f"{indent}#     ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            else:
+                code = line_tokens
+            folded += _lines(code, indent, width) if code else ()
     return "\n".join(folded)
 
 
@@ -76,22 +89,6 @@ def _by_line(text: str) -> dict[int, list[_Token]]:
         by_line.setdefault(row, []).append(_Token(gap, lines[row][column:end]))
         ends[row] = end
     return {row: line for row, line in by_line.items() if row not in broken}
-
-
-def _folded(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
-    """Break one line into several."""
-    *code, last = tokens
-    if not last.text.startswith("#"):
-        return _lines(tokens, indent, width)
-    comment = textwrap.wrap(
-        last.text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}#     ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [*comment, *(_lines(code, indent, width) if code else ())]
 
 
 def _lines(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:

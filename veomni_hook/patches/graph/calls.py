@@ -15,7 +15,6 @@ from veomni_hook.patches.graph.changes import write
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal_forms import normal_form
 from veomni_hook.patches.graph.operations import (
-    DTYPES,
     Operation,
     dtype_of,
     is_dtype,
@@ -27,7 +26,7 @@ from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import bound, evaluate, run, super_name
 
-__all__ = ["HARMLESS_DECORATORS", "Trace", "attribute", "call"]
+__all__ = ["HARMLESS_DECORATORS", "Trace", "call"]
 
 #: A function, the class that defines it, and whether it is called on ``self``.
 Callee: TypeAlias = tuple[FunctionNode, ast.ClassDef | None, bool]
@@ -84,7 +83,7 @@ def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
     receiver = None
     if isinstance(function, ast.Attribute) and parent is None:
         receiver = evaluate(function.value, frame)
-        callee = attribute(receiver, function, frame)
+        callee = frame.domain.attribute(receiver, function, frame)
     else:
         callee = Node("global", (), "builtins.super") if parent else evaluate(function, frame)
     invocation = _Call(node, frame, trace)
@@ -107,28 +106,6 @@ def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
         facts, result = result.facts, result.at(node)
         result.facts.update((fact, None) for fact in ("followed", "own") if fact in facts)
     return result
-
-
-def attribute(base: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
-    """``base.<name>``."""
-    name = node.attr
-    value = None
-    if base.op == "global" and base.value not in DTYPES.values():
-        path = f"{base.value}.{name}"
-        value = Node("global", (), DTYPES.get(path, path), node)
-    elif base.op == "record" and isinstance(base.value, tuple):
-        value = constant(dict(base.value)[name])
-    elif base.op == "self":
-        value = frame.values.get(f"self.{name}") or Node("attribute", (), name, node)
-    elif name == "dtype":
-        value = dtype_of(base)
-    elif name == "shape":
-        value = normal_forms.shape(base, node)
-    elif name in ("ndim", "device"):
-        value = Node(name, (base,), None, node)
-    elif base.op == "attribute":
-        value = Node("attribute", (), f"{base.value}.{name}", node)
-    return value if value is not None else Node("getattr", (base,), name, node)
 
 
 class _Call:
@@ -241,11 +218,26 @@ class _Call:
 
     def _operation(self, operation: Operation, positional: list[Node], *, from_method: bool) -> Node | None:
         """The node of a known operation; None if the arguments do not fit its parameters."""
-        operands = _operands(operation, positional, self.keywords, from_method=from_method)
-        if operands is None:
+        names = operation.parameters
+        if from_method and operation.variadic is not None and len(positional) > operation.variadic:
+            rest = positional[operation.variadic :]
+            positional = [*positional[: operation.variadic], _sequence(rest)]
+        if len(positional) > len(names):
             return None
-        self._refuse_inplace(operands.pop("inplace", None))
-        args = [value for name, value in operands.items() if not name.startswith("_")]
+        operands: dict[str, Node] = dict(zip(names, positional, strict=False))
+        for keyword, value in self.keywords.items():
+            # numpy's names, which reductions accept as well
+            name = {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
+            if name not in names or name in operands:
+                return None
+            operands[name] = value
+        for name, default in zip(names, operation.defaults, strict=True):
+            if default is not None:
+                operands.setdefault(name, default)
+        if len(operands) < len(names):
+            return None
+        self._refuse_inplace(operands.get("inplace"))
+        args = [operands[name] for name in names if name != "inplace" and not name.startswith("_")]
         return normal_form(operation.name, args, self.node)
 
     def _refuse_inplace(self, flag: Node | None) -> None:
@@ -310,30 +302,6 @@ class _Call:
         value = Node("constant") if result is None else Node(result.op, result.args, result.value)
         value.facts["followed"] = None
         return value
-
-
-def _operands(
-    operation: Operation, positional: list[Node], keywords: dict[str, Node], *, from_method: bool
-) -> dict[str, Node] | None:
-    """The operand for each parameter, in order; None if the arguments do not fit."""
-    names = operation.parameters
-    if from_method and operation.variadic is not None:
-        head, rest = positional[: operation.variadic], positional[operation.variadic :]
-        if rest:
-            positional = [*head, _sequence(rest)]
-    if len(positional) > len(names):
-        return None
-    bound: dict[str, Node] = dict(zip(names, positional, strict=False))
-    for keyword, value in keywords.items():
-        # numpy's names, which reductions accept as well
-        name = {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
-        if name not in names or name in bound:
-            return None
-        bound[name] = value
-    for name, default in zip(names, operation.defaults, strict=True):
-        if default is not None:
-            bound.setdefault(name, default)
-    return {name: bound[name] for name in names} if len(bound) == len(names) else None
 
 
 def elements(nodes: Iterable[ast.expr], frame: Frame[Node]) -> list[Node]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import normal_forms
-from veomni_hook.patches.graph.calls import Trace, attribute, call, elements
+from veomni_hook.patches.graph.calls import Trace, call, elements
 from veomni_hook.patches.graph.changes import loop, write
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, constant
-from veomni_hook.patches.graph.operations import DTYPES, is_number
+from veomni_hook.patches.graph.operations import DTYPES, dtype_of, is_number
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Domain, Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import conditional, evaluate, may_leave, run
@@ -96,7 +96,24 @@ class Formula(Domain[Node]):
         return Node("global", (), DTYPES.get(path, path), node)
 
     def attribute(self, value: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
-        return attribute(value, node, frame)
+        name = node.attr
+        result = None
+        if value.op == "global" and value.value not in DTYPES.values():
+            path = f"{value.value}.{name}"
+            result = Node("global", (), DTYPES.get(path, path), node)
+        elif value.op == "record" and isinstance(value.value, tuple):
+            result = constant(dict(value.value)[name])
+        elif value.op == "self":
+            result = frame.values.get(f"self.{name}") or Node("attribute", (), name, node)
+        elif name == "dtype":
+            result = dtype_of(value)
+        elif name == "shape":
+            result = normal_forms.shape(value, node)
+        elif name in ("ndim", "device"):
+            result = Node(name, (value,), None, node)
+        elif value.op == "attribute":
+            result = Node("attribute", (), f"{value.value}.{name}", node)
+        return result if result is not None else Node("getattr", (value,), name, node)
 
     def call(self, node: ast.Call, frame: Frame[Node]) -> Node:
         return call(node, frame, self.trace)
@@ -119,10 +136,19 @@ class Formula(Domain[Node]):
         return Node("logical_invert" if isinstance(node.op, ast.Invert) else "plus", (value,), None, node)
 
     def compare(self, values: Sequence[Node], node: ast.Compare) -> Node:
-        results = [
-            _comparison(operator, left, right, node)
-            for operator, left, right in zip(node.ops, values, values[1:], strict=False)
-        ]
+        results = []
+        for operator, left, right in zip(node.ops, values, values[1:], strict=False):
+            op = _COMPARE[type(operator)]
+            if op != "is" or right != normal_forms.NONE:
+                result = normal_forms.compare(op, left, right, node)
+            elif left.op in _NEVER_NONE or left.op == "constant":
+                result = constant(left == normal_forms.NONE, node)
+            else:
+                result = Node("is", (left, right), None, node)
+            if isinstance(operator, ast.IsNot | ast.NotIn):
+                known = result.op == "constant"
+                result = constant(not result.value, node) if known else Node("not", (result,), None, node)
+            results.append(result)
         return results[0] if len(results) == 1 else Node("and", tuple(results), None, node)
 
     def logic(self, node: ast.BoolOp, frame: Frame[Node]) -> Node:
@@ -180,10 +206,14 @@ class Formula(Domain[Node]):
         self, frame: Frame[Node], test: Node, sides: Sequence[Frame[Node]], results: Sequence[Node | None]
     ) -> None:
         met, unmet = sides
-        frame.values = {
-            name: _either(name, test, met.values.get(name), unmet.values.get(name))
-            for name in dict.fromkeys((*met.values, *unmet.values))
-        }
+        frame.values = {}
+        for name in dict.fromkeys((*met.values, *unmet.values)):
+            value, other = met.values.get(name, UNBOUND), unmet.values.get(name, UNBOUND)
+            if "unbound" not in (value.op, other.op):
+                frame.values[name] = normal_forms.branch(test, value, other)
+            else:
+                # An attribute that may be set is no name that may not be bound.
+                frame.values[name] = Node("unbound", (), name) if name.startswith("self.") else UNBOUND
         if met.effects or unmet.effects:
             one, other = (Node("effects", tuple(side.effects)) for side in sides)
             frame.effects.append(normal_forms.branch(test, one, other))
@@ -265,14 +295,6 @@ class Formula(Domain[Node]):
             frame.values.pop(target.id, None)
 
 
-def _either(name: str, test: Node, met: Node | None, unmet: Node | None) -> Node:
-    """The value of a name after a branch; None for a side that does not bind it."""
-    if met is None or unmet is None or "unbound" in (met.op, unmet.op):
-        # An attribute that may be set is no name that may not be bound.
-        return Node("unbound", (), name) if name.startswith("self.") else UNBOUND
-    return normal_forms.branch(test, met, unmet)
-
-
 def _is_sequence(node: Node) -> bool:
     return node.op in ("tuple", "part", "shape") or (node.op == "constant" and isinstance(node.value, str))
 
@@ -283,22 +305,6 @@ def _joined(op: str, left: Node, right: Node, origin: ast.expr | None) -> Node:
         parts = [side.args if side.op == "tuple" else (Node("star", (side,)),) for side in (left, right)]
         return Node("tuple", (*parts[0], *parts[1]), None, origin)
     return Node(f"sequence_{op}", (left, right), None, origin)
-
-
-def _comparison(operator: ast.cmpop, left: Node, right: Node, origin: ast.expr) -> Node:
-    op = _COMPARE[type(operator)]
-    if op == "is" and right == normal_forms.NONE:
-        if left.op in _NEVER_NONE or left.op == "constant":
-            result = constant(left == normal_forms.NONE, origin)
-        else:
-            result = Node("is", (left, right), None, origin)
-    else:
-        result = normal_forms.compare(op, left, right, origin)
-    if not isinstance(operator, ast.IsNot | ast.NotIn):
-        return result
-    if result.op == "constant":
-        return constant(not result.value, origin)
-    return Node("not", (result,), None, origin)
 
 
 def _indices(node: ast.expr, frame: Frame[Node]) -> list[Node]:

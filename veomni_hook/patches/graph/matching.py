@@ -238,7 +238,13 @@ class _Matcher:
         if len(pattern.args) != 2 or node.args[1:] != rest:
             self.fail(pattern, node, bound)
             return
-        callee = Node("global", (), path, _function_of(node, path))
+        call, function = node.origin, None
+        if isinstance(call, ast.Call) and len(call.args) + len(call.keywords) == 1:
+            # Upstream's own function; none for a method, and for a function that does more.
+            name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+            alone = name == path.rpartition(".")[2] and "followed" not in node.facts
+            function = call.func if alone else None
+        callee = Node("global", (), path, function)
         yield from self.match_all([(pattern.args[0], callee), (pattern.args[1], node.args[0])], bound)
 
     def fail(self, pattern: Node, node: Node, bound: _Bound, words: str = "") -> None:
@@ -256,16 +262,6 @@ def _static(node: Node) -> object:
     if node.op == "call" and isinstance(node.value, tuple):
         return node.value[:2]
     return type(node.value), node.value
-
-
-def _function_of(node: Node, path: str) -> ast.expr | None:
-    """The function that upstream calls for ``node``; None for a method and for a function that does more."""
-    call = node.origin
-    alone = isinstance(call, ast.Call) and len(call.args) + len(call.keywords) == 1
-    if not isinstance(call, ast.Call) or not alone or "followed" in node.facts:
-        return None
-    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
-    return call.func if name == path.rpartition(".")[2] else None
 
 
 _MOST_TESTS = 6

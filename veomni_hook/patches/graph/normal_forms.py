@@ -170,7 +170,7 @@ def select(tensor: Node, dim: Node, index: Node, origin: ast.expr | None = None)
     return Node("select", (tensor, dim, index), None, origin)
 
 
-def sliced(tensor: Node, dim: Node, bounds: tuple[Node, Node, Node], origin: ast.expr | None = None) -> Node:
+def sliced(tensor: Node, dim: Node, bounds: Sequence[Node], origin: ast.expr | None = None) -> Node:
     """``tensor[start:stop:step]`` along one dimension; a start of 0 and a step of 1 are dropped."""
     start, stop, step = bounds
     start = NONE if is_constant(start, 0) else start
@@ -221,7 +221,7 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
             return Node("part", (value, *element.args), None, origin)
         if element.op == "bounds" and value.op in _LIST_OR_TENSOR:
             # Along the first dimension, slicing a list and slicing a tensor look the same.
-            return sliced(value, _ZERO, _bounds(element), origin)
+            return sliced(value, _ZERO, element.args, origin)
     if all(
         element.op == "bounds"
         or (element.op == "constant" and (element.value in (None, ...) or type(element.value) is int))
@@ -229,11 +229,6 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
     ):
         return _basic(value, elements, origin)
     return Node("index", (value, *elements), None, origin)
-
-
-def _bounds(element: Node) -> tuple[Node, Node, Node]:
-    start, stop, step = element.args
-    return start, stop, step
 
 
 def _basic(value: Node, elements: Sequence[Node], origin: ast.expr | None) -> Node:
@@ -259,7 +254,7 @@ def _is_integer(element: Node) -> bool:
 
 def _index_dimension(value: Node, dim: int, element: Node) -> Node:
     if element.op == "bounds":
-        return sliced(value, constant(dim), _bounds(element))
+        return sliced(value, constant(dim), element.args)
     if element == NONE:
         return Node("unsqueeze", (value, constant(dim)))
     return select(value, constant(dim), element)

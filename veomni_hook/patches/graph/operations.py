@@ -322,12 +322,8 @@ def is_float(dtype: Node | None) -> bool:
 def has_dimension(node: Node) -> bool:
     """Whether a tensor is known to have at least one dimension, so that its dtype counts in a promotion."""
     known = node.facts.get("dimension")
-    if known is None:
-        known = node.facts["dimension"] = _TRUE if _has_dimension(node) else _NONE
-    return known is _TRUE
-
-
-def _has_dimension(node: Node) -> bool:
+    if known is not None:
+        return known is _TRUE
     if node.op in ("add", "sub", "mul", "div"):
         result = any(has_dimension(argument) for argument in node.args)
     elif node.op in ("mean", "sum", "amax", "amin"):
@@ -343,6 +339,7 @@ def _has_dimension(node: Node) -> bool:
         result = has_dimension(node.args[1])
     else:
         result = node.op in _FLAGGED["dim"]
+    node.facts["dimension"] = _TRUE if result else _NONE
     return result
 
 

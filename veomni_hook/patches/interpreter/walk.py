@@ -50,10 +50,10 @@ def run(statements: Sequence[ast.stmt], frame: Frame[V]) -> V | None:
         if isinstance(statement, ast.If | ast.Assert):
             if domain.knows(statement, frame):
                 continue
-            if may_leave(statement):
-                return _split(statement, statements[number + 1 :], frame)
-            if isinstance(statement, ast.If):
-                _if(statement, frame)
+            leaves = may_leave(statement)
+            result = _branch(statement, statements[number + 1 :] if leaves else (), frame, leaves=leaves)
+            if leaves:
+                return result
         elif isinstance(statement, ast.With):
             frame.contexts += 1
             result = domain.within(statement.items, frame, statement.body)
@@ -61,7 +61,7 @@ def run(statements: Sequence[ast.stmt], frame: Frame[V]) -> V | None:
             if result is not None:
                 return result
         else:
-            _STATEMENTS.get(type(statement), _other)(statement, frame)
+            _follow(statement, frame)
     return None
 
 
@@ -92,8 +92,10 @@ def may_leave(statement: ast.stmt) -> bool:
     return False
 
 
-def _split(statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame[V]) -> V | None:
-    """An `if` with a side that may leave the block: follow each side to the end of the function or loop."""
+def _branch(
+    statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame[V], *, leaves: bool
+) -> V | None:
+    """Follow each side of an `if`, and the ``rest`` of the function or loop if a side may leave the block."""
     if isinstance(statement, ast.If):
         met, unmet = [*statement.body, *rest], [*statement.orelse, *rest]
     else:
@@ -102,17 +104,8 @@ def _split(statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Fram
     test = domain.test(statement.test, frame)
     if isinstance(test, bool):
         return run(met if test else unmet, frame)
-    results = _sides((statement.test, test), met, unmet, frame)
-    return None if results == (None, None) else domain.left(test, results, statement, frame)
-
-
-def _if(statement: ast.If, frame: Frame[V]) -> None:
-    """An `if` whose sides reach its end."""
-    test = frame.domain.test(statement.test, frame)
-    if isinstance(test, bool):
-        run(statement.body if test else statement.orelse, frame)
-    else:
-        _sides((statement.test, test), statement.body, statement.orelse, frame, blocks=True)
+    results = _sides((statement.test, test), met, unmet, frame, blocks=not leaves)
+    return domain.left(test, results, statement, frame) if leaves and results != (None, None) else None
 
 
 def _sides(
@@ -121,7 +114,7 @@ def _sides(
     unmet: Sequence[ast.stmt],
     frame: Frame[V],
     *,
-    blocks: bool = False,
+    blocks: bool,
 ) -> tuple[V | None, V | None]:
     """What both sides of a condition, and its value, return. ``frame`` gets their values and effects.
 
@@ -148,34 +141,26 @@ def _sides(
     return results
 
 
-def _assign(statement: ast.Assign, frame: Frame[V]) -> None:
-    value = evaluate(statement.value, frame)
-    for target in statement.targets:
-        assign(target, value, frame)
-
-
-def _annotated_assign(statement: ast.AnnAssign, frame: Frame[V]) -> None:
-    if statement.value is not None:
-        assign(statement.target, evaluate(statement.value, frame), frame)
-
-
-def _expression(statement: ast.Expr, frame: Frame[V]) -> None:
-    if not isinstance(statement.value, ast.Constant):
-        evaluate(statement.value, frame)
-
-
-def _other(statement: ast.stmt, frame: Frame[V]) -> None:
-    frame.domain.statement(statement, frame)
-
-
-_STATEMENTS: dict[type[ast.stmt], Callable[..., None]] = {
-    ast.Assign: _assign,
-    ast.AnnAssign: _annotated_assign,
-    ast.AugAssign: lambda statement, frame: frame.domain.augmented(statement, frame),
-    ast.Expr: _expression,
-    ast.For: lambda statement, frame: frame.domain.loop(statement, frame),
-    ast.Pass: lambda statement, frame: None,
-}
+def _follow(statement: ast.stmt, frame: Frame[V]) -> None:
+    """A statement that neither branches nor leaves its block."""
+    domain = frame.domain
+    match statement:
+        case ast.Pass() | ast.AnnAssign(value=None) | ast.Expr(value=ast.Constant()):
+            return
+        case ast.Assign(targets=targets, value=source):
+            value = evaluate(source, frame)
+            for target in targets:
+                assign(target, value, frame)
+        case ast.AnnAssign(target=target, value=ast.expr() as source):
+            assign(target, evaluate(source, frame), frame)
+        case ast.AugAssign():
+            domain.augmented(statement, frame)
+        case ast.Expr(value=expression):
+            evaluate(expression, frame)
+        case ast.For():
+            domain.loop(statement, frame)
+        case _:
+            domain.statement(statement, frame)
 
 
 def assign(target: ast.expr, value: V, frame: Frame[V]) -> None:

@@ -49,25 +49,20 @@ def method_at(document: Document, offset: int) -> Definition | None:
     if [one.kind for one in functions] != ["method"]:
         return None
     (method,) = functions
-    return (
-        method if len(method.parents) == len(("module", "class")) and _can_leave(document, method) else None
-    )
-
-
-def _can_leave(document: Document, method: Definition) -> bool:
-    """Whether the method means the same beside its class."""
     node, owner = _function(method), method.parents[-1]
     names = names_in(node)
     attributes = {one.attr for one in walk_ast(node) if isinstance(one, ast.Attribute)}
     of_class = own_names(owner.body) if isinstance(owner, ast.ClassDef) else set()
     header = loaded([node.args, *([node.returns] if node.returns else [])])
-    return (
-        len(document.find(method.qualname)) == 1
+    means_the_same = (
+        len(method.parents) == len(("module", "class"))
+        and len(document.find(method.qualname)) == 1
         and not names & {"super", "__class__"}
         and not any(name.startswith("__") and not name.endswith("__") for name in names | attributes)
         and not of_class.intersection(header)
         and not {decorator_name(one) for one in node.decorator_list} & {"staticmethod", "classmethod"}
     )
+    return method if means_the_same else None
 
 
 def asked_first(document: Document, method: Definition, routed: Iterable[Edit]) -> Iterator[Edit]:
@@ -84,7 +79,12 @@ def asked_first(document: Document, method: Definition, routed: Iterable[Edit]) 
     for edit in routed:
         if edit.fuses:
             questions.setdefault(edit.fuses, {})[edit.patch] = None
-    call = f"{copy_name(method.qualname)}({', '.join(_handed_on(node))})"
+    spec = node.args
+    handed_on = [one.arg for one in (*spec.posonlyargs, *spec.args)]
+    handed_on += [f"*{spec.vararg.arg}"] if spec.vararg else []
+    handed_on += [f"{one.arg}={one.arg}" for one in spec.kwonlyargs]
+    handed_on += [f"**{spec.kwarg.arg}"] if spec.kwarg else []
+    call = f"{copy_name(method.qualname)}({', '.join(handed_on)})"
     for question, patches in questions.items():
         marks = {e.text.strip(): e.patch for e in routed if e.marker and e.form and e.patch in patches}
         for text, patch in marks.items():
@@ -137,17 +137,6 @@ def _copy(document: Document, method: Definition, edits: Sequence[Edit], *, mark
         text = f"{marker_comment('FUSED', what)}\n{text}"
     at = document.next_line(document.full_end(method.parents[-1]))
     return Edit(at, at, f"\n\n{text}", min(edit.patch for edit in inside if edit.form == FUSED))
-
-
-def _handed_on(node: FunctionNode) -> Iterator[str]:
-    """The arguments of a call that hands on all parameters."""
-    arguments = node.args
-    yield from (one.arg for one in (*arguments.posonlyargs, *arguments.args))
-    if arguments.vararg:
-        yield f"*{arguments.vararg.arg}"
-    yield from (f"{one.arg}={one.arg}" for one in arguments.kwonlyargs)
-    if arguments.kwarg:
-        yield f"**{arguments.kwarg.arg}"
 
 
 def _function(method: Definition) -> FunctionNode:

@@ -129,7 +129,12 @@ def relied_on(document: Document, site: Site) -> tuple[str, ...]:
     }
     if function is not None:
         ranges = covered(document, site)
-        inside = (node for node in walk_ast(function) if _lies_in(document, node, ranges))
+        mentions = (node for node in walk_ast(function) if isinstance(node, ast.Name | ast.Attribute))
+        inside = (
+            node
+            for node in mentions
+            if any(first <= document.start(node) and document.end(node) <= last for first, last in ranges)
+        )
         names.update(_uses(_referred(inside), owner, document))
     definitions: set[str] = set()
     pending = [*names, *site.relies_on]
@@ -147,13 +152,6 @@ def relied_on(document: Document, site: Site) -> tuple[str, ...]:
 def _function(document: Document, target: str) -> FunctionNode | None:
     nodes = [d.node for d in document.find(target) if isinstance(d.node, FunctionNode)]
     return nodes[-1] if nodes else None
-
-
-def _lies_in(document: Document, node: ast.AST, ranges: Iterable[tuple[int, int]]) -> bool:
-    if not isinstance(node, ast.Name | ast.Attribute):
-        return False
-    start, end = document.start(node), document.end(node)
-    return any(first <= start and end <= last for first, last in ranges)
 
 
 def _referred(nodes: Iterable[ast.AST]) -> Iterator[str]:

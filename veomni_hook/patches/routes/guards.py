@@ -261,21 +261,17 @@ def _lost(run: Run, answer: Sequence[ast.stmt]) -> set[str]:
 def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
     """The statements of a run that assign ``names``, if they depend only on values from before the run."""
     statements = [statement for statement in run.statements if bound_names([statement]) & names]
-    bound = bound_names(run.statements)
+    bound, receiver = bound_names(run.statements), run.function.args.args[0].arg
     for assignment in statements:
         name = simple_target(assignment)
         needed = bound & set(loaded([assignment])) - {name}
-        if name is None or needed or _calls_module(run, assignment):
+        methods = [call.func for call in calls_in(assignment) if isinstance(call.func, ast.Attribute)]
+        calls_module = any(receiver in loaded([method.value]) for method in methods)
+        if name is None or needed or calls_module:
             return []
     targets = [simple_target(statement) for statement in statements]
     # With two assignments to one name, the second one counts, but it may read the first.
     return statements if len(set(targets)) == len(names) == len(statements) else []
-
-
-def _calls_module(run: Run, statement: ast.stmt) -> bool:
-    receiver = run.function.args.args[0].arg
-    called = [call.func for call in calls_in(statement) if isinstance(call.func, ast.Attribute)]
-    return any(receiver in loaded([callee.value]) for callee in called)
 
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
@@ -293,14 +289,11 @@ def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:
-    return "\n".join(f"    {_text(ast.fix_missing_locations(statement))}" for statement in statements)
-
-
-def _text(statement: ast.stmt) -> str:
-    if (
-        isinstance(statement, ast.Return)
-        and isinstance(statement.value, ast.Tuple)
-        and len(statement.value.elts) > 1
-    ):
-        return f"return {', '.join(map(ast.unparse, statement.value.elts))}"
-    return ast.unparse(statement)
+    lines = []
+    for statement in map(ast.fix_missing_locations, statements):
+        value = statement.value if isinstance(statement, ast.Return) else None
+        if isinstance(value, ast.Tuple) and len(value.elts) > 1:
+            lines.append(f"    return {', '.join(map(ast.unparse, value.elts))}")
+        else:
+            lines.append(f"    {ast.unparse(statement)}")
+    return "\n".join(lines)

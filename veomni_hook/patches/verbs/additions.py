@@ -31,8 +31,27 @@ def plan_additions(plan: Plan) -> None:
         PatchConflictError: a helper or slot has the same name as something else in the module.
         ReplacementError: a helper's source cannot be read.
     """
-    _plan_imports(plan)
-    _plan_slots(plan)
+    previous = None
+    for task in plan.of_kind(PatchType.ADDITIONAL_IMPORT):
+        spec, config = task.step.payload, task.step.config
+        text = _import_text(replace(spec, module=imported_module(task, spec.module)))
+        if spec.module == "__future__":
+            append_after_imports(task, text, gap=0, future=True)
+            continue
+        marker = "" if config is previous else task.marker("ADDED IMPORTS", "for the patches")
+        append_after_imports(task, text, marker, gap=0 if previous else 1)
+        previous = config
+    for number, task in enumerate(plan.of_kind("slot")):
+        slot: SlotSpec = task.step.payload
+        _refuse_taken(task, slot.name, "slot")
+        if not number:
+            append_after_imports(task, _SLOT_IMPORT, gap=1)
+        arguments = [json.dumps(slot.op), json.dumps(slot.variant), "__name__"]
+        arguments += [f"parameters={json.dumps(slot.parameters)}"] if slot.parameters else []
+        arguments += [f"skips={json.dumps(dict(slot.skips))}"] if slot.skips else []
+        text = wrapped(f"{slot.name} = VeomniSlot({', '.join(arguments)})")
+        marker = "" if number else task.marker("KERNEL SLOTS", "asked by guards")
+        append_after_imports(task, text, marker, gap=0 if number else 1)
     for task in plan.of_kind("post_import_block"):
         text = block_text(task, textwrap.dedent(task.step.payload).strip("\n").rstrip())
         append_after_imports(task, text, task.marker("ADDED BLOCK", "after the imports"), gap=1)
@@ -55,38 +74,6 @@ def _import_text(spec: ImportSpec) -> str:
     if len(line) <= 110:
         return line
     return f"from {spec.module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
-
-
-def _plan_imports(plan: Plan) -> None:
-    previous = None
-    for task in plan.of_kind(PatchType.ADDITIONAL_IMPORT):
-        spec, config = task.step.payload, task.step.config
-        text = _import_text(replace(spec, module=imported_module(task, spec.module)))
-        if spec.module == "__future__":
-            _insert(task, import_anchor(plan.document, future=True), text, gap=0)
-            continue
-        marker = "" if config is previous else task.marker("ADDED IMPORTS", "for the patches")
-        append_after_imports(task, text, marker, gap=0 if previous else 1)
-        previous = config
-
-
-def _plan_slots(plan: Plan) -> None:
-    for number, task in enumerate(plan.of_kind("slot")):
-        slot: SlotSpec = task.step.payload
-        _refuse_taken(task, slot.name, "slot")
-        if not number:
-            append_after_imports(task, _SLOT_IMPORT, gap=1)
-        marker = "" if number else task.marker("KERNEL SLOTS", "asked by guards")
-        append_after_imports(task, wrapped(_slot_text(slot)), marker, gap=0 if number else 1)
-
-
-def _slot_text(slot: SlotSpec) -> str:
-    """The assignment that creates a slot."""
-    arguments = ", ".join((json.dumps(slot.op), json.dumps(slot.variant), "__name__"))
-    keywords = [f"parameters={json.dumps(slot.parameters)}"] if slot.parameters else []
-    if slot.skips:
-        keywords.append(f"skips={json.dumps(dict(slot.skips))}")
-    return f"{slot.name} = VeomniSlot({', '.join([arguments, *keywords])})"
 
 
 def _plan_positioned(task: Task, helper: PositionedHelper) -> None:
@@ -135,13 +122,12 @@ def _refuse_taken(task: Task, name: str, what: str) -> None:
         )
 
 
-def append_after_imports(task: Task, text: str, marker: str = "", *, gap: int) -> None:
-    """Plan to add ``text`` after upstream's imports and ``gap`` empty lines, under the comment ``marker``."""
-    _insert(task, import_anchor(task.document), text, marker, gap=gap)
+def append_after_imports(task: Task, text: str, marker: str = "", *, gap: int, future: bool = False) -> None:
+    """Plan to add ``text`` after upstream's imports and ``gap`` empty lines, under the comment ``marker``.
 
-
-def _insert(task: Task, anchor: int, text: str, marker: str = "", *, gap: int) -> None:
-    """Insert whole lines after the line that ends at ``anchor``, or before the first line."""
+    With ``future``, only after those from ``__future__``.
+    """
+    anchor = import_anchor(task.document, future=future)
     if anchor >= 0:
         task.append(anchor, text, marker, gap=gap)
         return

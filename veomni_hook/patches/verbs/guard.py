@@ -130,25 +130,25 @@ def _places(
     task: Task, function: FunctionNode, pattern: Pattern | None
 ) -> list[tuple[Place, Mapping[str, Capture]]]:
     """The places for the guard, each with the captures of ``before`` there."""
-    if pattern is None:
-        return [(at_start(task.document, function), {})]
-    matches = pattern.find_statements(function, nested=False)
-    pattern.require(task.document, function, matches, task.patch.matches)
-    return [(_place_before(task, function, match.nodes[0]), match.captures) for match in matches]
-
-
-def _place_before(task: Task, function: FunctionNode, first: ast.AST) -> Place:
     document = task.document
-    place = before(document, function, first) if isinstance(first, ast.stmt) else None
-    if place is None:
-        line = document.lineno(document.span(first)[0])
-        raise task.error(
-            PatchError,
-            f"no statement can be put before line {line} of {document.module}: "
-            "it begins in the middle of a line or of an if",
-            "match the whole statement that it belongs to",
-        )
-    return place
+    if pattern is None:
+        return [(at_start(document, function), {})]
+    matches = pattern.find_statements(function, nested=False)
+    pattern.require(document, function, matches, task.patch.matches)
+    places: list[tuple[Place, Mapping[str, Capture]]] = []
+    for match in matches:
+        first = match.nodes[0]
+        place = before(document, function, first) if isinstance(first, ast.stmt) else None
+        if place is None:
+            line = document.lineno(document.span(first)[0])
+            raise task.error(
+                PatchError,
+                f"no statement can be put before line {line} of {document.module}: "
+                "it begins in the middle of a line or of an if",
+                "match the whole statement that it belongs to",
+            )
+        places.append((place, match.captures))
+    return places
 
 
 def _block(task: Task, body: str, indent: str, captures: Mapping[str, Capture]) -> str:

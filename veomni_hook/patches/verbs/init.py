@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
 from veomni_hook.patches.code.document import Document
@@ -115,7 +114,14 @@ def init_factory(task: Task, original: ast.stmt | None) -> str:
     first = parameters[0].arg
     if not any(isinstance(n, ast.Name) and n.id == first for child in function.body for n in walk_ast(child)):
         raise wrong(f"{function.name} never calls {first}, so upstream's __init__ would be lost")
-    text = apply_edits(document.source, _as_init(document, function, parameters[0]))
+    name = document.source.index(function.name, document.start(function) + len("def"))
+    comma = _COMMA.match(document.source, document.end(parameters[0]))
+    end = comma.end() if comma else document.end(parameters[0])
+    edits = [
+        Edit(name, name + len(function.name), "__init__"),
+        Edit(document.start(parameters[0]), end, ""),
+    ]
+    text = apply_edits(document.source, edits)
     try:
         changed = Document(text).tree.body[0]
     except SyntaxError:
@@ -126,13 +132,6 @@ def init_factory(task: Task, original: ast.stmt | None) -> str:
         check_signature(task, original, changed, target=f"{task.target}.__init__", owner=task.target)
     factory = _FACTORY.format(original=first, function=reindent(text, "", "    "))
     return with_comments(snippet, factory)
-
-
-def _as_init(document: Document, function: ast.FunctionDef, first: ast.arg) -> Iterator[Edit]:
-    start = document.source.index(function.name, document.start(function) + len("def"))
-    yield Edit(start, start + len(function.name), "__init__")
-    comma = _COMMA.match(document.source, document.end(first))
-    yield Edit(document.start(first), comma.end() if comma else document.end(first), "")
 
 
 def _can_inherit_init(document: Document, node: ast.ClassDef, seen: set[str]) -> bool:

@@ -6,7 +6,7 @@ import ast
 import re
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
-from veomni_hook.patches.code.document import Document, has_docstring
+from veomni_hook.patches.code.document import Document, has_docstring, statements_of
 from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.nearest_names import is_near_miss, listed, nearest
 from veomni_hook.patches.plan import Plan, Task
@@ -144,7 +144,7 @@ def _add(document: Document, qualname: str, node: ast.ClassDef, added: list[tupl
     indent = _body_indent(document, node)
     offset = document.full_end(node)
     first, text = added[0]
-    rest = node.body[1:] if has_docstring(node) else node.body
+    rest = statements_of(node)
     placeholder = rest[0] if len(rest) == 1 and _is_placeholder(rest[0]) else None
     inline = not document.begins_line(node.body[0])
     leads = placeholder is not None and not has_docstring(node)

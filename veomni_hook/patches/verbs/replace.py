@@ -121,14 +121,15 @@ def _methods(document: Document, node: ast.AST) -> dict[str, FunctionNode]:
 
 
 def _check_bindings(task: Task, node: FunctionNode, replacement: FunctionNode) -> None:
-    def bindings(function: FunctionNode) -> set[str]:
-        return {d.id for d in function.decorator_list if isinstance(d, ast.Name) and d.id in _BINDINGS}
-
-    clash = bindings(replacement) - bindings(node)
-    if clash and bindings(node):
+    theirs, ours = (
+        {d.id for d in function.decorator_list if isinstance(d, ast.Name) and d.id in _BINDINGS}
+        for function in (node, replacement)
+    )
+    clash = ours - theirs
+    if clash and theirs:
         raise task.error(
             ReplacementError,
-            f"upstream's {node.name} is a {'/'.join(bindings(node))}, its replacement a {'/'.join(clash)}",
+            f"upstream's {node.name} is a {'/'.join(theirs)}, its replacement a {'/'.join(clash)}",
             "drop the replacement's decorator: upstream's stays on the method",
         )
 

@@ -32,23 +32,29 @@ def plan_routes(plan: Plan) -> None:
         IdiomError: an edit is outside the top-level definition that the route names, its code binds a name
             that upstream code uses differently, or two routes are incompatible.
     """
+    document = plan.document
     routed: list[Edit] = []
     marks: list[Edit] = []
     for task in plan.of_kind(PatchType.ROUTE):
         site = task.patch.site
         if site is None:
             raise TypeError(f"the route of {task.target} has no site")
-        ranges = _holders(plan, site)
+        owner = site.target.partition(".")[0]
+        # In whole lines: the definitions that may contain the site.
+        ranges = [
+            (document.line_start(document.span(node)[0]), document.next_line(document.full_end(node)))
+            for node in (definition.node for definition in document.find(owner))
+        ]
         for edit in site.edits:
             if not any(start <= edit.start and edit.end <= end for start, end in ranges):
-                raise _defect(task, f"writes outside of it, at line {plan.document.lineno(edit.start)}")
+                raise _defect(task, f"writes outside of it, at line {document.lineno(edit.start)}")
             routed.append(replace(edit, patch=task.index))
         if not any(edit.marker for edit in site.edits):
             marks += _mark(task, site)
         if taken := _taken(plan, site):
             raise _defect(task, f"binds names that the function uses itself: {listed(sorted(taken))}")
     try:
-        edits, shared = composed(plan.document, routed, marks, tuple(plan.edits))
+        edits, shared = composed(document, routed, marks, tuple(plan.edits))
     except ValueError as error:
         task = plan.tasks[routed[-1].patch]
         raise _defect(task, f"does not fit beside other routes: {error}") from error
@@ -59,18 +65,6 @@ def plan_routes(plan: Plan) -> None:
 
 def _defect(task: Task, what: str) -> IdiomError:
     return task.error(IdiomError, f"{task.step} {what}", "report this as a defect of veomni-hook")
-
-
-def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
-    """The ranges, in whole lines, of the top-level definitions that may contain the site."""
-    document = plan.document
-    owner = site.target.partition(".")[0]
-    nodes = [definition.node for definition in document.find(owner)]
-    return [
-        (document.line_start(start), document.next_line(document.full_end(node)))
-        for node in nodes
-        for start, _ in [document.span(node)]
-    ]
 
 
 def _mark(task: Task, site: Site) -> Iterator[Edit]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
@@ -47,11 +46,13 @@ def asks(replacements: Iterable[object], where: str) -> bool:
     Raises:
         ReplacementError: its source cannot be read; ``where`` is what declares it.
     """
-    return any(
-        any(_edits(read_snippet(replacement, where=where).document))
-        for replacement in replacements
-        if not _NAMES.isdisjoint(_names(replacement))
-    )
+    for replacement in replacements:
+        parts = vars(replacement).values() if isinstance(replacement, type) else (replacement,)
+        codes = (getattr(part, "__code__", None) for part in parts)
+        names = {name for code in codes if isinstance(code, CodeType) for name in code.co_names}
+        if names & _NAMES and any(_edits(read_snippet(replacement, where=where).document)):
+            return True
+    return False
 
 
 def _edits(document: Document) -> Iterator[Edit]:
@@ -66,10 +67,3 @@ def _edits(document: Document) -> Iterator[Edit]:
         for template, text in _OF_SLOTS:
             if (asked := template.match(node)) is not None:
                 yield Edit(document.start(node), document.end(node), text.format(asked["SLOT"]))
-
-
-def _names(replacement: Any) -> Iterator[str]:
-    """The names that the code of a function, or of a class's methods, uses."""
-    for part in vars(replacement).values() if isinstance(replacement, type) else (replacement,):
-        if isinstance(code := getattr(part, "__code__", None), CodeType):
-            yield from code.co_names

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from veomni_hook.errors import SignatureError
-from veomni_hook.patches.code.document import Document, FunctionNode, has_docstring
+from veomni_hook.patches.code.document import Document, FunctionNode, statements_of
 from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.renames import Rename, renamed_parameters
@@ -59,8 +59,7 @@ def with_new_names(
 def _renaming(document: Document, function: FunctionNode, argument: ast.arg, new: str) -> Iterator[Edit]:
     start = document.start(argument)
     yield Edit(start, start + len(argument.arg), new)
-    first = function.body[int(has_docstring(function)) :][:1]
-    for statement in first:
+    for statement in statements_of(function)[:1]:
         binding = f"{argument.arg} = {new}"
         start = document.start(statement)
         if document.begins_line(statement):
@@ -110,7 +109,8 @@ def check_signature(
         SignatureError: a parameter is dropped, renamed or at another position, or a new one has no default,
             and the config is not lenient.
     """
-    skip = int(bool(owner) and not _is_static(original))
+    is_static = "staticmethod" in {getattr(node, "id", "") for node in original.decorator_list}
+    skip = int(bool(owner) and not is_static)
     before, after = _Parameters(original, skip), _Parameters(replacement, skip)
     calls = list(_calls(task.document, original.name, owner))
     passed = {name for call in calls for name in _given(call, before, after)}
@@ -147,8 +147,8 @@ def check_signature(
         what = f"the replacement of {target} has {listed(swapped)} at other positions than upstream"
         fix = "put its parameters in upstream's order, or say allow_signature_change=True"
     if what:
-        signatures = f"upstream: {_signature(original)}; replacement: {_signature(replacement)}"
-        where = f"{task.where}; {signatures}"
+        where = f"{task.where}; upstream: ({ast.unparse(original.args)}); "
+        where += f"replacement: ({ast.unparse(replacement.args)})"
         task.tolerate(task.error(SignatureError, what, fix, where=where, target=target))
 
 
@@ -182,14 +182,6 @@ class _Parameters:
 
     def takes(self, name: str, keyword_only: list[str]) -> bool:
         return name in self.named or self.hands_on or (bool(self.rest) and name not in keyword_only)
-
-
-def _is_static(function: FunctionNode) -> bool:
-    return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list)
-
-
-def _signature(function: FunctionNode) -> str:
-    return f"({ast.unparse(function.args)})"
 
 
 def _given(call: ast.Call, before: _Parameters, after: _Parameters) -> Iterator[str]:

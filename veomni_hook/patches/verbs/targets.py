@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 
 from veomni_hook.errors import PatchTargetError
-from veomni_hook.patches.code.document import Definition, Document, FunctionNode
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode, plain
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.plan import Task
@@ -24,11 +24,6 @@ _PLACES = (
     ast.Match,
     ast.match_case,
 )
-
-
-def plain(target: str) -> str:
-    """The target without ``<locals>``, the form used for comparison."""
-    return target.replace("<locals>.", "")
 
 
 def resolve(task: Task, kinds: Collection[str], *, target: str = "", hint: str = "") -> Definition:
