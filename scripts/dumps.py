@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SITES = "sites.json"
 #: Modules that all models share and that built-in patches are for.
 SHARED = (
-    "modeling_layers", "modeling_utils", "configuration_utils", "masking_utils", "dynamic_module_utils",
-    "integrations.sdpa_attention",
+    "activations", "modeling_layers", "modeling_utils", "configuration_utils", "masking_utils",
+    "dynamic_module_utils", "integrations.sdpa_attention",
 )  # fmt: skip
 
 
