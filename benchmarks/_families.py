@@ -119,6 +119,14 @@ FAMILIES = {
     "StarCoder2-7B": Family("starcoder2", shape(4608, 18432, 3, "36 4 128", 49_152)),
     "EXAONE-4-32B": Family("exaone4", shape(5120, 27392, 2, "40 8 128", 102_400)),
     "SmolLM3-3B": Family("smollm3", shape(2048, 11008, 4, "16 4 128", 128_256, pad_token_id=None)),
+    "Phi-2": Family("phi", shape(2560, 10240, 6, "32 32 80", 51_200)),
+    "GPT-2-XL": Family(
+        "gpt2",
+        {"n_embd": 1600, "num_hidden_layers": 8, "n_head": 25, "vocab_size": 50_257, "n_positions": 1024},
+        batch=8,
+        length=1024,
+    ),
+    "Nemotron-4-15B": Family("nemotron", shape(6144, 24576, 2, "48 8 128", 256_000)),
     "Qwen2-7B": Family("qwen2", shape(3584, 18944, 2, "28 4 128", 152_064)),
     # Three layers in four have linear attention; transformers' defaults are the shapes of these models.
     "Qwen3-Next-80B-A3B (128 experts)": Family(
