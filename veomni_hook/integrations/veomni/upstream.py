@@ -126,30 +126,21 @@ def _imported(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise _missing(error, module) from error
+        name = error.name or module
+        if name.startswith("veomni."):
+            raise _changed(f"there is no module {name}") from error
+        if name == "veomni":
+            what, fix = "the package veomni is not installed", f"pip install --no-deps veomni=={_RELEASE}"
+        else:
+            what = f"{module} cannot be imported: it needs the package {name}, which is not installed"
+            fix = f"install {name}"
+        raise KernelError(what, where=_WHERE, fix=fix) from error
     except ImportError as error:
         raise KernelError(
             f"{module} cannot be imported: {error}",
             where=_WHERE,
             fix="install the releases of torch and transformers that this VeOmni was made for",
         ) from error
-
-
-def _missing(error: ModuleNotFoundError, module: str) -> KernelError:
-    name = error.name or module
-    if name == "veomni":
-        return KernelError(
-            "the package veomni is not installed",
-            where=_WHERE,
-            fix=f"pip install --no-deps veomni=={_RELEASE}",
-        )
-    if name.startswith("veomni."):
-        return _changed(f"there is no module {name}")
-    return KernelError(
-        f"{module} cannot be imported: it needs the package {name}, which is not installed",
-        where=_WHERE,
-        fix=f"install {name}",
-    )
 
 
 def _changed(what: str) -> KernelError:
