@@ -99,7 +99,8 @@ def _with_flash(
         for operand in (query, key, value)
     )
     batch, _, queries, _ = query.shape
-    result = q.new_zeros(*q.shape[:2], width) if _has_gaps(segments, batch, queries) else None
+    seeing = sum(last - first for _, (first, last), *_ in segments)
+    result = q.new_zeros(*q.shape[:2], width) if seeing < batch * queries else None
     # A call has one kind of segments: nearly always, all have the same.
     for causal, window in dict.fromkeys((segment.causal, segment.window) for segment in segments):
         kind = [segment for segment in segments if (segment.causal, segment.window) == (causal, window)]
@@ -153,10 +154,6 @@ def _index(parts: list[tuple[int, int]], x: Tensor) -> Tensor | None:
 def _bounds(parts: list[tuple[int, int]], device: torch.device) -> Tensor:
     lengths = torch.tensor([0, *(last - first for first, last in parts)])
     return lengths.cumsum(0).to(device, torch.int32, non_blocking=True)
-
-
-def _has_gaps(segments: tuple[Segment, ...], batch: int, queries: int) -> bool:
-    return sum(last - first for _, (first, last), *_ in segments) < batch * queries
 
 
 def _check(module: Any, query: Tensor, key: Tensor, dropout: float, options: dict[str, object]) -> None:

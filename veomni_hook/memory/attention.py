@@ -12,7 +12,7 @@ is watched, and what is kept may go to the host (`offload`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from veomni_hook.kernels.shared.repeated import decided
 from veomni_hook.memory import checkpoint, parts
 from veomni_hook.memory.heads import by_heads
+from veomni_hook.memory.offload import Kept
 
 __all__ = ["kept"]
 
@@ -74,7 +75,7 @@ class _Part:
 class _Results:
     """The results of operators in one call of attention, in their order."""
 
-    def __init__(self, layer: checkpoint.Kept) -> None:
+    def __init__(self, layer: Kept) -> None:
         self.layer = layer
         self.noted: list[tuple[Any, Any]] = []
         #: The results of some heads each, side by side, which are kept in their place.
@@ -177,11 +178,8 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _is_attention(func: Any) -> bool:
     """Return whether the first operands of an operator are query, key and value."""
     schema = getattr(func, "_schema", None)
-    return schema is not None and _names(schema.arguments) in _OPERANDS
-
-
-def _names(arguments: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(argument.name for argument in arguments)[:3]
+    names = () if schema is None else tuple(argument.name for argument in schema.arguments)
+    return names[:3] in _OPERANDS
 
 
 def _place_of(device: torch.device) -> Hashable:

@@ -133,7 +133,10 @@ def _chosen(model: nn.Module, batch: Mapping[str, Any], budget: int) -> str:
     if text:
         _apply(model, text)
     rows, tokens = shape_of(batch)
-    tried = ", ".join(f"{readable(peak)} {_words(text)}" for text, peak in peaks.items())
+    tried = ", ".join(
+        f"{readable(peak)} with {text}" if text else f"{readable(peak)} as it is"
+        for text, peak in peaks.items()
+    )
     sentence = f"{type(model).__name__}, {rows} x {tokens:,} tokens, of {readable(most)}: {tried}"
     if not fitting:
         sentence += "; nothing fits"
@@ -143,10 +146,6 @@ def _chosen(model: nn.Module, batch: Mapping[str, Any], budget: int) -> str:
             stacklevel=3,
         )
     return sentence
-
-
-def _words(text: str) -> str:
-    return f"with {text}" if text else "as it is"
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:

@@ -13,10 +13,9 @@ from threading import Lock
 
 import torch
 
-from veomni_hook import accelerator
 from veomni_hook.errors import OffloadError
 
-__all__ = ["BLOCK", "BLOCKS", "NO_BLOCK", "Blocks", "free_bytes", "is_pinned"]
+__all__ = ["BLOCK", "BLOCKS", "NO_BLOCK", "Blocks", "free_bytes"]
 
 #: Bytes of a block, a power of two: torch rounds page-locked memory up to one.
 BLOCK = 1 << 24
@@ -91,7 +90,8 @@ class Blocks:
     def _new(self, most: int, *, pinned: bool) -> torch.Tensor:
         if not most:
             if self._most is None:
-                self._most = int(_SHARE * free_bytes()) // _processes()
+                processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # that share the machine
+                self._most = int(_SHARE * free_bytes()) // processes
             most = self._most
         if (self.held + 1) * BLOCK > most:
             what = f"what checkpointed layers keep needs more than {most / 2**30:.1f} GiB of host memory"
@@ -145,13 +145,3 @@ def _read(path: str, word: str = "") -> int | None:
     except OSError:
         pass
     return None
-
-
-def _processes() -> int:
-    """Return how many processes of this job share the machine."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-
-
-def is_pinned(device: torch.device) -> bool:
-    """Return whether copies from and to ``device`` need page-locked memory to run beside its work."""
-    return device.type in accelerator.TYPES

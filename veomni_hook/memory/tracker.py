@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
@@ -109,7 +109,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._device == "cuda":
             size = -(-size // _ROUNDED) * _ROUNDED
         label = label or self._label or self._part()
-        self._live[key] = size, label, ref(storage, partial(self._ended, key))
+        self._live[key] = size, label, ref(storage, lambda _: self._drop(key))
         self._bytes[label] += size
         self._total += size
         self._note()
@@ -117,9 +117,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self) -> None:
         if self._total > self.peak:
             self.peak, self.at_peak = self._total, dict(self._bytes)
-
-    def _ended(self, key: int, _: object) -> None:
-        self._drop(key)
 
     def _drop(self, key: int) -> None:
         if key in self._live:
@@ -177,11 +174,7 @@ def parts_of(model: nn.Module) -> dict[int, str]:
             holds = any(isinstance(inner, nn.ModuleList) for inner in module.modules())
             parts[id(module)] = MODEL if holds or not name else path[-1]
     for module in model.modules():
-        head = getattr(module, "get_output_embeddings", _nothing)()
-        if head is not None:
+        find = getattr(module, "get_output_embeddings", None)
+        if find is not None and (head := find()) is not None:
             parts[id(module)] = parts[id(head)] = LOSS
     return parts
-
-
-def _nothing() -> None:
-    """Return the head of a module that is no model."""
