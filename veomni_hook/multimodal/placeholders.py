@@ -81,9 +81,8 @@ def placeholders(
     elif pixels == "input_features":
         features = tower.zeros(*_spectrum(tower))
         frames = features.shape[-1] if _bins_first(tower) else features.shape[1]
-        arguments = dict.fromkeys(names, None) | {
-            name: tower.ones(1, frames) for name in names if name.endswith("mask")
-        }
+        mask = tower.numbers([[1] * frames])
+        arguments = {name: mask if name.endswith("mask") else None for name in names}
         arguments[pixels] = features
     elif "image_sizes" in names:
         arguments = dict(zip(names, _with_size(tower, grouped=grouped), strict=True))
@@ -104,10 +103,6 @@ class _Tower:
 
     def zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
-
-    def ones(self, *shape: int) -> torch.Tensor:
-        tensor: torch.Tensor = host.sent(torch.ones(*shape, dtype=torch.int64, device="cpu"), self.device)
-        return tensor.to(self.device)
 
     def numbers(self, values: object) -> torch.Tensor:
         return host.made(values, dtype=torch.int64, device=self.device)
@@ -174,7 +169,7 @@ def _by_shape(tower: _Tower, names: Sequence[str]) -> dict[str, torch.Tensor | N
     side = 2 * (tower.size("downsample_factor", *_MERGES) or 1)
     patches = tower.zeros(1, side**2, *_patch(tower))
     told = {names[0]: patches, "spatial_shapes": tower.numbers([[side, side]])}
-    return {name: told.get(name, tower.ones(1, side**2)) for name in names}
+    return {name: told.get(name, tower.numbers([[1] * side**2])) for name in names}
 
 
 def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -186,7 +181,9 @@ def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Ten
         tiles = 1 + ceil(height / size[0]) * ceil(width / size[1])
         return tower.zeros(1, tiles, channels, *size), tower.numbers([[height, width]])
     if any(_takes(module, "image_sizes") for one in tower.modules for module in one.modules()):
-        patch = _patch_size(tower)
+        patch = tower.size("vision_spatial_factor", "patch_size")
+        if patch is None:
+            raise Underivable("no configuration of its tower has patch_size")
         side = 2 * patch * (tower.size(*_MERGES) or 1)
         return tower.zeros(1, _channels(tower), side, side), tower.numbers([[side, side]])
     image = _image(tower)
@@ -208,14 +205,6 @@ def _patch(tower: _Tower) -> tuple[int, ...]:
     if first is not None:
         return (_width(first),)
     raise Underivable("its tower has neither a convolution nor a linear layer")
-
-
-def _patch_size(tower: _Tower) -> int:
-    factor, patch = tower.size("vision_spatial_factor"), tower.size("patch_size")
-    size = factor or patch
-    if size is None:
-        raise Underivable("no configuration of its tower has patch_size")
-    return size
 
 
 def _image(tower: _Tower) -> tuple[int, ...]:

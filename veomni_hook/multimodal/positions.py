@@ -88,7 +88,7 @@ class Positions:
             return getattr(self.config.vision_config, name)
         return attribute.__get__(self) if inspect.isfunction(attribute) else attribute
 
-    def __call__(self, batch: Mapping[str, object]) -> torch.Tensor | None:
+    def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """Return the positions ``[3, batch, positions]`` of a batch; None if the model derives them later.
 
         Args:
@@ -96,7 +96,8 @@ class Positions:
                 ``attention_mask``, ``image_grid_thw``, ``video_grid_thw``, ``mm_token_type_ids``, seconds and
                 lengths. Nothing is mutated.
         """
-        inputs = {"audio_feature_lengths": _lengths(batch), **batch}
+        sounds = batch.get("feature_attention_mask")
+        inputs = {"audio_feature_lengths": None if sounds is None else sounds.sum(-1), **batch}
         module, kind = self._names
         computing = _computes(getattr(import_module(module), kind))
         positions: torch.Tensor | None = None
@@ -175,8 +176,3 @@ def parsed(function: Any) -> ast.FunctionDef:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
     assert isinstance(definition, ast.FunctionDef)  # noqa: S101
     return definition
-
-
-def _lengths(batch: Mapping[str, Any]) -> torch.Tensor | None:
-    mask = batch.get("feature_attention_mask")
-    return None if mask is None else mask.sum(-1)
