@@ -8,7 +8,7 @@ in float32, in the order of ranks, and rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor, autograd
@@ -83,19 +83,13 @@ class OfAll(NamedTuple):
 Exchange: TypeAlias = OfWanted | OfAll
 
 
-class _Context(Protocol):
-    group: Any
-    sent: list[int]
-    received: list[int]
-
-
 # Plain collectives: the operators of torch's functional ones take the host several times as long.
 
 
 class _Exchanged(autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: Any,
         rows: Tensor,
         sent: list[int],
         received: list[int],
@@ -107,13 +101,13 @@ class _Exchanged(autograd.Function):
         return _all_to_all(arrived, rows, received, sent, group, meanwhile)
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         return _exchanged(grad, ctx.received, ctx.sent, ctx.group), None, None, None, None
 
 
 class _ToAll(autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, rows: Tensor, group: Any, meanwhile: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, group: Any, meanwhile: Callable[[], None]) -> Tensor:
         ctx.group = group
         arrived = rows.new_empty(group.size() * rows.shape[0], rows.shape[1])
         work: Any = dist.all_gather_into_tensor(arrived, rows.contiguous(), group=group, async_op=True)
@@ -122,13 +116,13 @@ class _ToAll(autograd.Function):
         return arrived
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _from_all(grad, ctx.group), None, None
 
 
 class _FromAll(autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, rows: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, group: Any) -> Tensor:
         ctx.group = group
 
         def returned(rows: Tensor) -> Tensor:
@@ -138,7 +132,7 @@ class _FromAll(autograd.Function):
         return as_soon_as_ready(returned, rows).view(group.size(), -1, rows.shape[1]).sum(0)
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _to_all(grad, ctx.group), None
 
 
