@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import dispatched, plan_of
-from veomni_hook.parallel.expert_setting import is_asked, world_size
 from veomni_hook.patches import expert_release
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from transformers.distributed import DistributedConfig
 
 __all__ = ["divided", "ep_size", "finished", "is_ours", "planned", "settled"]
 
@@ -43,11 +41,18 @@ def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
     """
     if getattr(given, "ep_implementation", None) == expert_release.NAME:
         _register()  # a script that names our dispatch needs no setting for it
-    if not is_asked(given, options.get("tp_plan"), options.get("tp_size")):
+    if not process.asks_for_ep(given, options.get("tp_plan"), options.get("tp_size")):
         return given
-    size, world = process.sizes().ep, world_size()
-    _check(kind, size, world, options.get("device_mesh"))
-    return _config(world, size)
+    size = process.sizes().ep
+    _check(kind, size, options.get("device_mesh"))
+    from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
+
+    _register()
+    config = DistributedConfig(
+        fsdp_size=process.world_size(), ep_size=size, ep_implementation=expert_release.NAME
+    )
+    setattr(config, _ATTRIBUTE, size)
+    return config
 
 
 def planned(model: PreTrainedModel) -> PreTrainedModel:
@@ -78,7 +83,7 @@ def divided(
         ParallelError: as `settled` and `planned`, or transformers is too old.
     """
     _leave(model)
-    if not is_asked(*own):
+    if not process.asks_for_ep(*own):
         return model
     size = process.sizes().ep
     if not expert_release.divides_experts():
@@ -88,7 +93,7 @@ def divided(
             where=_WHERE,
             fix=f"pip install 'transformers>={least}', or remove ep",
         )
-    _check(type(model), size, world_size(), device_mesh, device_map)
+    _check(type(model), size, device_mesh, device_map)
     experts = dispatched(model, plan_of(model, size))
     # Here: only in releases that need it.
     from veomni_hook.parallel.expert_division import begin
@@ -123,10 +128,10 @@ def _given_to(model: object) -> Any:
     return getattr(getattr(model, "config", None), "distributed_config", None)
 
 
-def _check(kind: type, size: int, world: int, device_mesh: object, device_map: object = None) -> None:
-    if world % size:
+def _check(kind: type, size: int, device_mesh: object, device_map: object = None) -> None:
+    if process.world_size() % size:
         raise ParallelError(
-            f"ep={size} does not divide the {world} processes of this job",
+            f"ep={size} does not divide the {process.world_size()} processes of this job",
             where=_WHERE,
             fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), "
             "or choose another ep",
@@ -137,16 +142,6 @@ def _check(kind: type, size: int, world: int, device_mesh: object, device_map: o
             where=_WHERE,
             fix=fix,
         )
-
-
-def _config(world: int, size: int) -> DistributedConfig:
-    from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
-
-    _register()
-    options: dict[str, Any] = {"fsdp_size": world, "ep_size": size, "ep_implementation": expert_release.NAME}
-    config = DistributedConfig(**options)
-    setattr(config, _ATTRIBUTE, size)
-    return config
 
 
 def _watch(model: PreTrainedModel) -> None:

@@ -20,7 +20,6 @@ from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import experts_of
-from veomni_hook.parallel.expert_setting import is_asked, world_size
 
 __all__ = ["built", "loaded"]
 
@@ -72,13 +71,13 @@ def _check(model: nn.Module) -> bool:
         ParallelError: nobody synchronises them.
     """
     trained = any(parameter.requires_grad for parameter in model.parameters())
-    if not trained or not is_asked() or world_size() == 1:
+    if not trained or not process.asks_for_ep() or process.world_size() == 1:
         return False
     name, size = type(model).__name__, process.sizes().ep
     what = f"ep={size} does not divide the experts of {name}: it was built from a config"
     if not _synchronised(model):
         raise ParallelError(
-            f"{what}, and each of {world_size()} processes would train a copy of its own",
+            f"{what}, and each of {process.world_size()} processes would train a copy of its own",
             where=f"{name}.forward",
             fix="save it once with save_pretrained and load it with from_pretrained, or remove ep "
             "(VEOMNI_PARALLEL) and wrap it in DistributedDataParallel or FSDP2",
