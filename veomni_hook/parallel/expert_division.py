@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -141,22 +140,16 @@ def _dispatched(module: Any, mesh: DeviceMesh) -> Callable[..., Tensor]:
     dispatch = OncePerRank(module, mesh)
 
     def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        with _own_weights(module):
+        # The code of experts sees this rank's weights as tensors, whose gradients reach the DTensors.
+        whole = dict(module._parameters)
+        own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
+        module._parameters.update(own)
+        try:
             return dispatch(hidden_states, top_k_index, top_k_weights).to(hidden_states.dtype)
+        finally:
+            module._parameters.update(whole)
 
     return forward
-
-
-@contextmanager
-def _own_weights(module: nn.Module) -> Iterator[None]:
-    """Let the code of experts see this rank's weights as tensors, whose gradients reach the DTensors."""
-    whole = dict(module._parameters)
-    own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
-    module._parameters.update(own)
-    try:
-        yield
-    finally:
-        module._parameters.update(whole)
 
 
 def _of_other_dtype(module: nn.Module, dtype: torch.dtype) -> bool:

@@ -44,11 +44,16 @@ def plan_of(model: Any, size: int) -> dict[str, str]:
         plan[key] = _DISPATCHED
         plan |= {f"{key}.{parameter}": _DIVIDED for parameter, _ in module.named_parameters(recurse=False)}
     if not plan:
-        whole = whole or dict.fromkeys(_look_like_experts(model), "their code is not recognised")
+        named = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts"]
+        whole = whole or {type(module).__name__: "their code is not recognised" for module in named}
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in whole.items())
         what = f"its experts cannot be divided: {reasons}" if whole else "it has no experts"
         raise _error(model, size, what)
-    _check_numbers(model, plan, size)
+    for name, module in dispatched(model, plan):
+        count = getattr(module, "num_experts", None)
+        if count is not None and count % size:
+            legal = ", ".join(str(divisor) for divisor in range(2, count + 1) if count % divisor == 0)
+            raise _error(model, size, f"{name} has {count} experts, which ep={size} does not divide", legal)
     return plan
 
 
@@ -59,12 +64,6 @@ def _of_upstream(model: nn.Module) -> dict[str, str]:
     experts = tuple(name for name, style in rules.items() if style == _DISPATCHED and name in names)
     inside = tuple(f"{name}." for name in experts)
     return {name: style for name, style in rules.items() if name in experts or name.startswith(inside)}
-
-
-def _look_like_experts(model: nn.Module) -> list[str]:
-    """Return the classes of modules that are experts by name."""
-    named = (module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts")
-    return [*dict.fromkeys(type(module).__name__ for module in named)]
 
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -102,14 +101,6 @@ def dispatched(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, An
     for name, module in model.named_modules():
         if plan.get(_for_all_layers(name)) == _DISPATCHED:
             yield name, module
-
-
-def _check_numbers(model: nn.Module, plan: dict[str, str], size: int) -> None:
-    for name, module in dispatched(model, plan):
-        count = getattr(module, "num_experts", None)
-        if count is not None and count % size:
-            legal = ", ".join(str(divisor) for divisor in range(2, count + 1) if count % divisor == 0)
-            raise _error(model, size, f"{name} has {count} experts, which ep={size} does not divide", legal)
 
 
 def _for_all_layers(name: str) -> str:

@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup
-from veomni_hook.parallel.sharding import in_force
+from veomni_hook.parallel.sharding import in_force, refuse
 from veomni_hook.patches.upstream_names import KEPT, names
 
 __all__ = ["has_whole_keys", "own_queries", "whole_keys"]
@@ -75,7 +74,7 @@ def own_queries(
     expected = [query.shape[2], key.shape[2]]
     if not isinstance(mask, torch.Tensor) or [*mask.shape[-2:]] != expected:
         said = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        _refuse(module, f"its mask is {said}, not one of {expected[0]} queries and {expected[1]} keys", group)
+        refuse(module, f"its mask is {said}, not one of {expected[0]} queries and {expected[1]} keys", group)
 
 
 class _Keys:
@@ -132,7 +131,7 @@ def _rows(
         return mask if mask.shape[2] == 1 else own_part(mask, 2, group)
     config: Any = module.config
     if mask is not None or config._attn_implementation != "sdpa":
-        _refuse(module, f"its mask is a {type(mask).__name__}: choose sdpa or eager attention", group)
+        refuse(module, f"its mask is a {type(mask).__name__}: choose sdpa or eager attention", group)
     # torch's fused attention takes no mask for that of causal attention, with as many queries as keys.
     queries = torch.arange(part, device=device) + group.rank * part
     return (torch.arange(full, device=device) <= queries[:, None])[None, None]
@@ -145,12 +144,3 @@ def _part(positions: Any, group: SequenceGroup) -> Any:
         known = names("positions")
         return {name: _part(value, group) if name in known else value for name, value in positions.items()}
     return positions
-
-
-def _refuse(module: nn.Module, reason: str, group: SequenceGroup) -> NoReturn:
-    name = type(module).__name__
-    raise ParallelError(
-        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
-        where=f"attention of {name}",
-        fix="set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
-    )
