@@ -1,4 +1,4 @@
-"""Which parameters of a model are divided by expert, from what the code of its experts computes.
+"""Which parameters of a model are divided by expert, from what the code of its experts computes; by whom.
 
 Experts are recognised by the op ``moe_experts``: a class with a slot of that op, whose parameters are all
 stacked over the experts. transformers' own plan, a list of paths in the model's config, is kept for what is
@@ -19,8 +19,10 @@ from veomni_hook.kernels.selection.registry import registry
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["dispatched", "experts_of", "plan_of"]
+__all__ = ["MARK", "dispatched", "ep_size", "experts_of", "is_ours", "plan_of"]
 
+#: On a model, or its ``distributed_config``: how many processes share its experts as the setting asked.
+MARK = "_veomni_ep"
 _OP = "moe_experts"
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _DISPATCHED, _DIVIDED = "ep_dispatch_experts", "grouped_gemm"
@@ -116,3 +118,18 @@ def _error(model: Any, size: int, what: str, legal: str = "") -> ParallelError:
         if legal
         else "remove ep, or load this model with distributed_config=DistributedConfig() to keep it whole",
     )
+
+
+def is_ours(model: object) -> bool:
+    """Whether a model's experts are divided because the setting asked for it."""
+    return hasattr(model, MARK) or hasattr(_given_to(model), MARK)
+
+
+def ep_size(model: object) -> int:
+    """Return how many processes share the experts of a model, whoever divided them."""
+    return getattr(model, MARK, None) or getattr(_given_to(model), "ep_size", None) or 1
+
+
+def _given_to(model: object) -> Any:
+    """Return the ``distributed_config`` of a model, or None."""
+    return getattr(getattr(model, "config", None), "distributed_config", None)

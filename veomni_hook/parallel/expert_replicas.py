@@ -35,7 +35,7 @@ def built(model: nn.Module) -> nn.Module:
         models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         inner = {part for other in models if other is not model for part in other.modules()}
         if any(module not in inner for _, module in experts_of(model)):
-            model.register_forward_pre_hook(_Replica())
+            model.register_forward_pre_hook(_check_replica)
     return model
 
 
@@ -43,20 +43,18 @@ def loaded(model: nn.Module) -> None:
     """Leave a model to `from_pretrained`, which divides it, or to what the script told it."""
     for module in model.modules():
         hooks = module._forward_pre_hooks
-        for key in [key for key, hook in hooks.items() if isinstance(hook, _Replica)]:
+        for key in [key for key, hook in hooks.items() if hook is _check_replica]:
             del hooks[key]
 
 
-class _Replica:
+def _check_replica(model: nn.Module, args: object) -> None:
     """Before a forward that trains: raises if nobody synchronises a model's replicas, else warns once."""
-
-    def __call__(self, model: nn.Module, args: object) -> None:
-        if not (torch.is_grad_enabled() and model.training):
-            return
-        if is_dynamo_compiling():
-            _check_while_tracing()
-        elif _check(model):
-            loaded(model)
+    if not (torch.is_grad_enabled() and model.training):
+        return
+    if is_dynamo_compiling():
+        _check_while_tracing()
+    elif _check(model):
+        loaded(model)
 
 
 @answered_while_tracing
