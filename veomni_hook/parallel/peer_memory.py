@@ -68,7 +68,11 @@ class Mailbox:
         Both are ``[size, batch, positions, heads, width]`` in any strides; numbers of a row are neighbours.
         Shapes and dtypes are those of the other processes.
         """
-        self._follow()
+        if self._stream is not None:
+            stream = torch.cuda.current_stream(self._memory.device)
+            if stream != self._stream:  # go on behind the last exchange
+                stream.wait_stream(self._stream)
+                self._stream = stream
         whole, slack = bytes_of(sources)
         rounds = max(1, -(-whole // (self.half - slack)))
         for number in range(rounds):
@@ -92,14 +96,6 @@ class Mailbox:
         if self._stream is not None:
             self._stream.synchronize()
         distributed.barrier(group)
-
-    def _follow(self) -> None:
-        """Go on behind the last exchange, if that was on another stream."""
-        if self._stream is not None:
-            stream = torch.cuda.current_stream(self._memory.device)
-            if stream != self._stream:
-                stream.wait_stream(self._stream)
-                self._stream = stream
 
 
 def bytes_of(sources: Sequence[Tensor]) -> tuple[int, int]:

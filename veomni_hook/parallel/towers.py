@@ -79,9 +79,10 @@ def shard(
         return whole
     group = _group(module)
     rows = hidden_states.shape[0]
-    if group is None or not all(_has_rows(x, rows) for x in tree_leaves((hidden_states, tables))):
+    operands = tree_leaves((hidden_states, tables))
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 2 and len(x) == rows for x in operands):
         return whole
-    if any(key in _CAPTURED for key in captured()) or replaced_layer(module):
+    if group is None or any(key in _CAPTURED for key in captured()) or replaced_layer(module):
         return whole
     ends = _ends(rows, boundaries)
     if len(ends) < 3:
@@ -146,10 +147,6 @@ def _homes(module: nn.Module) -> Iterator[str]:
         )
         if function is not None:
             yield getattr(function, "__module__", None) or ""
-
-
-def _has_rows(table: object, rows: int) -> bool:
-    return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[0] == rows
 
 
 def _ends(rows: int, boundaries: Sequence[torch.Tensor]) -> list[int]:

@@ -26,7 +26,7 @@ from veomni_hook.patches.upstream_names import KEPT, names
 __all__ = ["has_whole_keys", "own_queries", "whole_keys"]
 
 _MARK = "_veomni_whole_keys"
-#: An empty cache of each module of attention.
+#: An empty cache of the layer of each module of attention.
 _EMPTY: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
@@ -81,7 +81,12 @@ class _Keys:
     """A cache, and its layer of one module: empty in front of the keys that it gathers."""
 
     def __init__(self, module: nn.Module, group: SequenceGroup, part: int, full: int) -> None:
-        self._layer, self._group, self._part, self._full = _empty(module), group, part, full
+        if module not in _EMPTY:
+            from transformers import DynamicCache
+
+            config: Any = module.config
+            _EMPTY[module] = DynamicCache(config=config).layers[module.layer_idx]
+        self._layer, self._group, self._part, self._full = deepcopy(_EMPTY[module]), group, part, full
 
     @property
     def layers(self) -> _Keys:
@@ -110,15 +115,6 @@ class _Keys:
             if isinstance(state, torch.Tensor)
         }
         return method(*(whole.get(id(state), state) for state in states if not isinstance(state, int)))
-
-
-def _empty(module: nn.Module) -> Any:
-    """Return an empty cache of the layer of ``module``."""
-    if module not in _EMPTY:
-        from transformers import DynamicCache
-
-        _EMPTY[module] = DynamicCache(config=module.config).layers[module.layer_idx]
-    return deepcopy(_EMPTY[module])
 
 
 def _rows(
