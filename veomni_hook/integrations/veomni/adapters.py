@@ -1,8 +1,9 @@
 """Functions with the arguments and results of VeOmni's slots, made from our kernels.
 
 Each one here takes the name of a backend, behind that of a variant where several fit, and returns what
-VeOmni's slot calls. What a slot calls with, and
-what it expects, is what VeOmni's generated files do (``veomni/models/transformers/*/generated``).
+VeOmni's slot calls. Where the slot calls with the operands of our reference, it gets a `Backend` itself.
+What a slot calls with, and what it expects, is what VeOmni's generated files do
+(``veomni/models/transformers/*/generated``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ __all__ = [
     "gated_rms_norm",
     "load_balancing_loss",
     "norm_forward",
-    "rms_norm",
     "rotary",
     "swiglu_mlp",
     "unweighted_rms_norm",
@@ -33,16 +33,6 @@ __all__ = [
 ]
 
 _GATES = {"silu": functional.silu, "swish": functional.silu, "sigmoid": torch.sigmoid}
-
-
-def rms_norm(variant: str, backend: str) -> Callable[..., Tensor]:
-    """``(hidden_states, weight, eps)``."""
-    kernel = Backend("rms_norm", variant, backend)
-
-    def normalised(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return kernel(hidden_states, weight, eps)  # type: ignore[no-any-return]
-
-    return normalised
 
 
 def unweighted_rms_norm(backend: str) -> Callable[..., Tensor]:
@@ -59,11 +49,11 @@ def unweighted_rms_norm(backend: str) -> Callable[..., Tensor]:
 
 def norm_forward(backend: str) -> Callable[..., Tensor]:
     """The ``forward`` of an RMSNorm module, whose epsilon is ``variance_epsilon`` or ``eps``."""
-    normalised = rms_norm("cast_before_weight", backend)
+    kernel = Backend("rms_norm", "cast_before_weight", backend)
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
-        return normalised(hidden_states, self.weight, eps)
+        return kernel(hidden_states, self.weight, eps)  # type: ignore[no-any-return]
 
     return forward
 

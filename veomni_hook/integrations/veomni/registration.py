@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from veomni_hook.errors import KernelError
 from veomni_hook.integrations.veomni import adapters, losses
-from veomni_hook.integrations.veomni.backend import BACKENDS, kernel_of, name_of
+from veomni_hook.integrations.veomni.backend import BACKENDS, Backend, kernel_of, name_of
 from veomni_hook.integrations.veomni.entries import LEGACY, entry
-from veomni_hook.integrations.veomni.upstream import Veomni, attribute, gather, no_slot
+from veomni_hook.integrations.veomni.upstream import Veomni, attribute, gather
 from veomni_hook.layout import table
 
 __all__ = ["OfferedKernel", "Registration", "register"]
@@ -31,13 +31,13 @@ _OFFERS = (
         ("rms_norm", "standard"),
         "rms_norm_implementation",
         ("rms_norm", "cast_before_weight"),
-        partial(adapters.rms_norm, "cast_before_weight"),
+        partial(Backend, "rms_norm", "cast_before_weight"),
     ),
     _Offer(
         ("rms_norm", "qwen3_5"),
         "rms_norm_implementation",
         ("rms_norm", "one_plus_weight"),
-        partial(adapters.rms_norm, "one_plus_weight"),
+        partial(Backend, "rms_norm", "one_plus_weight"),
     ),
     _Offer(
         ("rms_norm", "unweighted"),
@@ -189,10 +189,7 @@ def register(*backends: str) -> Registration:
             fix=f"backends: {', '.join(BACKENDS)}",
         )
     wanted = tuple(backend for backend in BACKENDS if backend in backends or not backends)
-    veomni = gather(tuple(LEGACY))
-    for offer in _OFFERS:
-        if not veomni.registry.list_available(*offer.slot):
-            raise no_slot(*offer.slot)
+    veomni = gather([offer.slot for offer in _OFFERS], tuple(LEGACY))
     offered = tuple(_offer(veomni, offer, backend) for offer in _OFFERS for backend in wanted)
     return Registration(offered, (*_extend_lists(veomni, wanted), *_stand_in(veomni)))
 
