@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Tracker", "parts_of"]
+__all__ = ["Tracker", "operand_names", "parts_of"]
 
 #: What CUDA's allocator rounds sizes to.
 _ROUNDED = 512
@@ -142,7 +142,8 @@ def _inside(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
     In float32 the gradient of queries, and a number for each of their rows; gradients of keys and values for
     each head of queries, where these share them. Measured of cuDNN's on an H200.
     """
-    if not _is_backward_of_attention(func):
+    names = operand_names(func)
+    if names[:1] not in (("grad_out",), ("grad_out_",)) or names[1:4] != ("query", "key", "value"):
         return 0
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
@@ -152,10 +153,10 @@ def _inside(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
 
 
 @cache
-def _is_backward_of_attention(func: Any) -> bool:
+def operand_names(func: Any) -> tuple[str, ...]:
+    """Return the names of an operator's operands; none if it has no schema."""
     schema = getattr(func, "_schema", None)
-    names = () if schema is None else tuple(argument.name for argument in schema.arguments)
-    return names[:1] in (("grad_out",), ("grad_out_",)) and names[1:4] == ("query", "key", "value")
+    return () if schema is None else tuple(argument.name for argument in schema.arguments)
 
 
 def parts_of(model: nn.Module) -> dict[int, str]:

@@ -201,16 +201,15 @@ def _steps(config: object) -> Iterator[Step]:
         calls = (node for node in ast.walk(parsed(kind.forward)) if isinstance(node, ast.Assign))
         for node in sorted(calls, key=lambda assignment: assignment.lineno):
             step = _step(node, module, tower)
+            if step is None:
+                continue
+            arguments = (*step.arguments, *step.keywords.values())
+            needed = {argument.name for argument in arguments if isinstance(argument, Named)}
             # What needs another result, or one that the tower takes under another name, the tower computes.
-            if step is not None and _named(step) <= known:
+            if needed <= known:
                 known.update(step.results)
                 yield step
         return
-
-
-def _named(step: Step) -> set[str]:
-    arguments = (*step.arguments, *step.keywords.values())
-    return {argument.name for argument in arguments if isinstance(argument, Named)}
 
 
 def _is_tower(kind: object, sight: object) -> bool:

@@ -180,7 +180,9 @@ def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Ten
         height, width = min(pinpoints, key=prod)
         tiles = 1 + ceil(height / size[0]) * ceil(width / size[1])
         return tower.zeros(1, tiles, channels, *size), tower.numbers([[height, width]])
-    if any(_takes(module, "image_sizes") for one in tower.modules for module in one.modules()):
+    modules = [module for one in tower.modules for module in one.modules()]
+    methods = [getattr(module, name, None) for module in modules for name in ("forward", "encode")]
+    if any("image_sizes" in inspect.signature(method).parameters for method in methods if method is not None):
         patch = tower.size("vision_spatial_factor", "patch_size")
         if patch is None:
             raise Underivable("no configuration of its tower has patch_size")
@@ -188,11 +190,6 @@ def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Ten
         return tower.zeros(1, _channels(tower), side, side), tower.numbers([[side, side]])
     image = _image(tower)
     return tower.zeros(1, 1, *image) + 1 if grouped else tower.zeros(1, *image), None
-
-
-def _takes(module: nn.Module, name: str) -> bool:
-    methods = (getattr(module, method_name, None) for method_name in ("forward", "encode"))
-    return any(method is not None and name in inspect.signature(method).parameters for method in methods)
 
 
 def _patch(tower: _Tower) -> tuple[int, ...]:
@@ -211,19 +208,16 @@ def _image(tower: _Tower) -> tuple[int, ...]:
     first = tower.modules[0] if tower.modules else None
     if first is not None and _width(first):
         return (_width(first),)  # patches go into a linear layer
-    size = tower.told("image_size") or _sides(tower)
+    size = tower.told("image_size")
+    if not size:  # it has no learned number of positions: twice what convolutions make one vector of
+        convolutions = [module for module in tower.modules[0].modules() if isinstance(module, nn.Conv2d)]
+        stride = prod(convolution.stride[0] for convolution in convolutions)
+        size = 2 * stride if 1 < stride <= _LARGEST else None
     if isinstance(size, int):
         size = (size, size)
     if not isinstance(size, list | tuple) or len(size) != 2:
         raise Underivable("no configuration of its tower has image_size")
     return (_channels(tower), *size)
-
-
-def _sides(tower: _Tower) -> int | None:
-    """Twice what the convolutions make one vector of, if a tower has no learned number of positions."""
-    convolutions = [module for module in tower.modules[0].modules() if isinstance(module, nn.Conv2d)]
-    stride = prod(convolution.stride[0] for convolution in convolutions)
-    return 2 * stride if 1 < stride <= _LARGEST else None
 
 
 def _channels(tower: _Tower) -> int:

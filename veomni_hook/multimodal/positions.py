@@ -52,7 +52,7 @@ def position_ids(config: PretrainedConfig) -> Positions:
     """
     config = understanding(config)
     module = modeling_of(config)
-    kind = _computing(config)
+    kind = _computing_in(module, config)
     if kind is None:
         raise MultimodalError(
             f"no model of {type(config).__name__} has a method {_COMPUTE}, or {POSITIONS} for its forward",
@@ -64,7 +64,8 @@ def position_ids(config: PretrainedConfig) -> Positions:
 
 def has_positions(config: PretrainedConfig) -> bool:
     """Return whether `position_ids` can compute the positions of a model."""
-    return _computing(understanding(config)) is not None
+    config = understanding(config)
+    return _computing_in(modeling_of(config), config) is not None
 
 
 class Positions:
@@ -142,12 +143,8 @@ def _modelings(config: PretrainedConfig) -> Iterator[tuple[ModuleType, bool]]:
                     raise
 
 
-def _computing(config: PretrainedConfig) -> type | None:
-    """Return the first class for a configuration that computes positions by a method of its own."""
-    return _computing_in(modeling_of(config), config)
-
-
 def _computing_in(module: ModuleType, config: PretrainedConfig) -> type | None:
+    """Return the first class for a configuration that computes positions by a method of its own."""
     for kind in list(vars(module).values()):
         if inspect.isclass(kind) and kind.__module__ == module.__name__:
             # What a class inherits from another module is that module's.
