@@ -170,8 +170,8 @@ def _size(accelerator: Any) -> int:
     for own in (getattr(accelerator.state, name, None) for name in ("device_mesh", "ds_device_mesh")):
         axes += [name for name in own.mesh_dim_names if not name.startswith("dp")] if own is not None else []
     if axes:
-        given = " and ".join(dict.fromkeys(axes))
-        process.give_way(f"the script gives accelerate a ParallelismConfig of its own, with {given}")
+        names = " and ".join(dict.fromkeys(axes))
+        process.give_way(f"the script gives accelerate a ParallelismConfig of its own, with {names}")
         return 1
     check_world(size, accelerator.num_processes)
     return size

@@ -46,7 +46,7 @@ def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, **options: Any) 
     dispatch: Any = getattr(module, _ATTRIBUTE, None)
     alone = dispatch is not None and mesh is not None and mesh.size() == 1
     # Nothing else is asked of FSDP2, such as a dtype or a place, and all weights are divided.
-    if alone and options.keys() <= _PLAIN and all(isinstance(each, DTensor) for each in module.parameters()):
+    if alone and options.keys() <= _PLAIN and all(isinstance(one, DTensor) for one in module.parameters()):
         size = dispatch.ep_mesh.size()
         if size & (size - 1) == 0:
             dispatch.divisor = size

@@ -66,8 +66,8 @@ def shard(
     group, length = sharding.group, hidden_states.shape[1]
     if not is_dynamo_compiling():
         check_same_batch(module, hidden_states, group, first=not sharding.lengths)
-        held: Any = getattr(cache, "get_seq_length", None)
-        if held is not None and held() > 0:
+        length_of: Any = getattr(cache, "get_seq_length", None)
+        if length_of is not None and length_of() > 0:
             reason = "its cache holds keys already (generate without gradients)"
             _refuse(type(module).__name__, group.size, reason)
     sharding.enter(length, cache)

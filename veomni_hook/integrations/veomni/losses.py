@@ -94,10 +94,10 @@ def log_probs(
         hidden_states, weights, target.to(hidden_states.device), ignore_index=ignore_index,
         scale=None if temperature == 1 else 1 / temperature, entropy=True, teacher=teacher, backend=backend,
     )  # fmt: skip
-    found = {name: getattr(statistics, name) for name in requested_call.fields_of(options)}
+    fields = {name: getattr(statistics, name) for name in requested_call.fields_of(options)}
     # Masses have no gradient.
-    found = {name: value.detach() if name.endswith("mass") else value for name, value in found.items()}
-    return attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")(**found)
+    fields = {name: value.detach() if name.endswith("mass") else value for name, value in fields.items()}
+    return attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")(**fields)
 
 
 def sequence_classification_loss(backend: str) -> Callable[..., Outputs]:
