@@ -67,14 +67,7 @@ class VeomniHookError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own __reduce__ calls the class with positional args only; workers pickle errors.
-        return (_rebuild, (type(self), self.__dict__, self.what))
-
-
-def _rebuild(cls: type[VeomniHookError], state: dict[str, object], what: str) -> VeomniHookError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, what)
-    error.__dict__.update(state)
-    return error
+        return type(self).__new__, (type(self), self.what), self.__dict__
 
 
 class SamplesError(VeomniHookError, ValueError):

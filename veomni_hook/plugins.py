@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import dataclass, field
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.settings import ALL, NONE, resolve
@@ -45,16 +46,16 @@ KERNELS = "veomni_hook.kernels"
 NAMES_FIX = "`veomni-hook doctor` lists the names"
 
 
+@dataclass
 class _State:
     """This process's choice and failures; values are replaced, not mutated, so threads need no lock."""
 
-    def __init__(self) -> None:
-        self.installed: tuple[EntryPoint, ...] | None = None
-        self.broken: dict[str, str] = {}
-        self.chosen: str | None = None
-        self.strict = False
-        self.failed: dict[EntryPoint, str] = {}
-        self.working: dict[tuple[str, str], tuple[EntryPoint, ...]] = {}
+    installed: tuple[EntryPoint, ...] | None = None
+    broken: dict[str, str] = field(default_factory=dict)
+    chosen: str | None = None
+    strict: bool = False
+    failed: dict[EntryPoint, str] = field(default_factory=dict)
+    working: dict[tuple[str, str], tuple[EntryPoint, ...]] = field(default_factory=dict)
 
 
 _STATE = _State()

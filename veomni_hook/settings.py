@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from importlib.util import find_spec
 
 from veomni_hook.errors import InputError, SettingsError, VeomniHookWarning
@@ -54,10 +55,14 @@ def _text(value: object) -> str:
     return str(os.fspath(value))
 
 
-def _device(value: object) -> str:
-    if value not in ("auto", "gpu", "npu"):
-        raise ValueError("auto, gpu, npu")
+def _word(legal: tuple[str, ...], value: object) -> str:
+    if value not in legal:
+        raise ValueError(", ".join(legal))
     return str(value)
+
+
+_device = partial(_word, ("auto", "gpu", "npu"))
+_traceback = partial(_word, ("short", "full"))
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -78,12 +83,6 @@ def _plugins(value: object) -> str:
         raise ValueError("0, 1, all, none, or names of distributions or entry points") from None
 
 
-def _traceback(value: object) -> str:
-    if value not in ("short", "full"):
-        raise ValueError("short, full")
-    return str(value)
-
-
 #: The value of the setting `deterministic` that switches the mode on.
 BATCH_INVARIANT = "batch_invariant"
 
@@ -98,15 +97,21 @@ def _deterministic(value: object) -> str:
 AXES = ("sp", "ep")
 
 
+def _assignments(value: object, legal: str) -> list[tuple[str, str, str]]:
+    """Return the parts of ``a=1,b`` that are not ``none``: name, sign and what is behind it."""
+    if not isinstance(value, str):
+        raise ValueError(legal)
+    parts = [part.strip() for part in value.split(",") if part.strip() not in ("", NONE)]
+    assignments = [part.partition("=") for part in parts]
+    return [(name.strip(), sign, number.strip()) for name, sign, number in assignments]
+
+
 def _parallel(value: object) -> str:
     legal = "sizes such as sp=2 or sp=2,ep=4 (axes: sp, ep; whole numbers from 1), or none"
     if isinstance(value, Mapping):
         pairs = [(str(axis), str(size)) for axis, size in value.items()]
-    elif isinstance(value, str):
-        parts = [part.strip() for part in value.split(",") if part.strip() not in ("", NONE)]
-        pairs = [(axis.strip(), size.strip()) for axis, _, size in (part.partition("=") for part in parts)]
     else:
-        raise ValueError(legal)
+        pairs = [(axis, size) for axis, _, size in _assignments(value, legal)]
     sizes = dict(pairs)
     if len(sizes) != len(pairs) or not all(
         axis in AXES and size.isascii() and size.isdigit() and int(size) >= 1 for axis, size in pairs
@@ -127,13 +132,8 @@ def _memory(value: object) -> str:
     )
     if isinstance(value, Mapping):
         pairs = [(str(part), "" if given is True else str(given)) for part, given in value.items() if given]
-    elif isinstance(value, str):
-        words = [word.strip() for word in value.split(",") if word.strip() not in ("", NONE)]
-        pairs = [
-            (part.strip(), number.strip()) for part, _, number in (word.partition("=") for word in words)
-        ]
     else:
-        raise ValueError(legal)
+        pairs = [(part, number) for part, _, number in _assignments(value, legal)]
     parts = dict(pairs)
     try:
         if [*parts] == [AUTO] and not parts[AUTO]:
@@ -165,14 +165,8 @@ def precision_of(value: object) -> str:
     )
     if isinstance(value, Mapping):
         pairs = [(str(name), given) for name, given in value.items() if given or given == ""]
-    elif isinstance(value, str):
-        words = [word.strip() for word in value.split(",") if word.strip() not in ("", NONE)]
-        pairs = [
-            (name.strip(), given.strip() if sign else True)
-            for name, sign, given in (word.partition("=") for word in words)
-        ]
     else:
-        raise ValueError(legal)
+        pairs = [(name, given if sign else True) for name, sign, given in _assignments(value, legal)]
     options: dict[str, Any] = dict(pairs)
     switches = [(name, options.pop(name)) for name in FORMATS if name in options]
     skip = options.pop("skip", ())

@@ -167,7 +167,7 @@ def test_outputs_of_some_heads_are_kept_once(name, setting, monkeypatch):
         return lambda layer, tensor: packed.append(tensor.numel()) or pack(layer, tensor)
 
     monkeypatch.setattr(heads, "ROWS", 1)
-    for kind in (offload.Layer, checkpoint._OnDevice):
+    for kind in (offload.Layer, offload.Kept):
         monkeypatch.setattr(kind, "pack", noted(kind.pack))
     x = inputs()
     expected = step(stack(implementation), x)

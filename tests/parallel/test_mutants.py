@@ -24,7 +24,7 @@ DISPATCH = "parallel.expert_dispatch"
 #: The place, its text and another one, the check, and what the check is of.
 MUTANTS = {
     "positions of the neighbour": ("parallel.collectives:own_part", "start = group.rank * part", "start = (1 - group.rank) * part", "model", PADDED),
-    "no gradient comes back from heads": ("parallel.collectives:_ToHeads.backward", "(ctx.group, *grads)", "(ctx.group, *(0 * grad for grad in grads))", "model", PADDED),
+    "no gradient comes back from heads": ("parallel.collectives:_Exchange.backward", "(ctx.group, *grads)", "(ctx.group, *(0 * grad for grad in grads))", "model", PADDED),
     "the gradient of a gather is halved": (*GATHER, "model", PADDED),
     "an average's gradient is that of a sum": ("parallel.collectives:_Average.backward", "return grad if", "return 2 * grad if", "model", UNREAD),
     "a part's loss is divided by its own labels": (
@@ -88,7 +88,7 @@ MUTANTS = {
     "images of a share see each other": (
         "parallel.towers:_between", "(copy >= start) & (copy <= end)", "(copy == start) | (copy == end)", "tower", "images",
     ),
-    "rows have places of other images": ("parallel.towers:_part", "table[start:end]", "table[: end - start]", "tower", "images"),
+    "rows have places of other images": ("parallel.towers:shard", "table[start:end]", "table[: end - start]", "tower", "images"),
     "cuts where only windows end": ("parallel.towers:_ends", "common & {*values}", "common | {*values}", "tower", "image"),
     "rows of the first process for all": ("parallel.collectives:gathered_rows", "rank * most", "0", "tower", "images"),
     "the gradient of rows is halved": (*GATHER, "tower", "images"),

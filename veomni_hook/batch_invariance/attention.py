@@ -99,7 +99,8 @@ def _with_flash(
         for operand in (query, key, value)
     )
     batch, _, queries, _ = query.shape
-    result = q.new_zeros(*q.shape[:2], width) if _has_gaps(segments, batch, queries) else None
+    seeing = sum(last - first for _, (first, last), *_ in segments)
+    result = q.new_zeros(*q.shape[:2], width) if seeing < batch * queries else None
     # A call has one kind of segments: nearly always, all have the same.
     for causal, window in dict.fromkeys((segment.causal, segment.window) for segment in segments):
         kind = [segment for segment in segments if (segment.causal, segment.window) == (causal, window)]
@@ -127,9 +128,11 @@ def _flash(
         q = q.index_select(0, at)
     if seen is not None:
         k, v = k.index_select(0, seen), v.index_select(0, seen)
-    bounds = [_bounds(ranges, q.device) for ranges in (of_queries, of_keys)]
+    lengths = [[last - first for first, last in ranges] for ranges in (of_queries, of_keys)]
+    ends = [torch.tensor([0, *of_ranges]).cumsum(0) for of_ranges in lengths]
+    bounds = [x.to(q.device, torch.int32, non_blocking=True) for x in ends]
     # With a bound of one query, flash attention would take the heads of a group for queries.
-    longest = [max(2, *(last - first for first, last in ranges)) for ranges in (of_queries, of_keys)]
+    longest = [max(2, *of_ranges) for of_ranges in lengths]
     window = segments[0].window
     limits = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
     output = torch.ops.aten._flash_attention_forward(
@@ -148,15 +151,6 @@ def _index(parts: list[tuple[int, int]], x: Tensor) -> Tensor | None:
     if [first for first, _ in parts] == ends[:-1] and ends[-1] == len(x):
         return None
     return torch.cat([torch.arange(*part) for part in parts]).to(x.device, non_blocking=True)
-
-
-def _bounds(parts: list[tuple[int, int]], device: torch.device) -> Tensor:
-    lengths = torch.tensor([0, *(last - first for first, last in parts)])
-    return lengths.cumsum(0).to(device, torch.int32, non_blocking=True)
-
-
-def _has_gaps(segments: tuple[Segment, ...], batch: int, queries: int) -> bool:
-    return sum(last - first for _, (first, last), *_ in segments) < batch * queries
 
 
 def _check(module: Any, query: Tensor, key: Tensor, dropout: float, options: dict[str, object]) -> None:

@@ -43,7 +43,8 @@ def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment: Segment, f
     result = q.new_zeros(heads, rows, v.shape[2])
     last = _last_key(segment, first, rows)
     for begin in range(0, int(last.max()) + 1, _KEYS):
-        keys, values = (_block(operand, begin) for operand in (k, v))
+        parts = [operand[:, begin : begin + _KEYS] for operand in (k, v)]
+        keys, values = (functional.pad(part, (0, 0, 0, _KEYS - part.shape[1])) for part in parts)
         scores = (q[:, :, None, :] * keys[:, None, :, :]).sum(-1)
         place = begin + torch.arange(_KEYS)
         visible = place[None, :] <= last[:, None]
@@ -68,8 +69,3 @@ def _last_key(segment: Segment, first: int, rows: int) -> torch.Tensor:
         return torch.full((rows,), keys - 1)
     queries = segment.queries[1] - segment.queries[0]
     return torch.arange(first, first + rows) + keys - queries
-
-
-def _block(x: torch.Tensor, begin: int) -> torch.Tensor:
-    part = x[:, begin : begin + _KEYS]
-    return functional.pad(part, (0, 0, 0, _KEYS - part.shape[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import wraps
 from typing import Any
 
@@ -64,19 +65,14 @@ def replace_attention() -> None:
         # Where processes share sequences, what is found is wrapped.
         if self.get(attn_implementation) is not sdpa and str(attn_implementation) not in _said:
             _said.add(str(attn_implementation))
-            _warn(attn_implementation)
+            warnings.warn(
+                f"deterministic=batch_invariant: attn_implementation={attn_implementation!r} is not "
+                f"batch-invariant. Fix: from_pretrained(..., attn_implementation={_NAME!r}), where the model "
+                "has it",
+                VeomniHookWarning,
+                stacklevel=3,
+            )
         return implementation
 
     kind.get_interface = get_interface
     _undo.extend((lambda: setattr(kind, "get_interface", look_up), lambda: mapping.update({_NAME: upstream})))
-
-
-def _warn(implementation: object) -> None:
-    import warnings
-
-    warnings.warn(
-        f"deterministic=batch_invariant: attn_implementation={implementation!r} is not batch-invariant. "
-        f"Fix: from_pretrained(..., attn_implementation={_NAME!r}), where the model has it",
-        VeomniHookWarning,
-        stacklevel=4,
-    )

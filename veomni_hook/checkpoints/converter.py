@@ -20,6 +20,7 @@ from veomni_hook.checkpoints.names import (
     LINEAR,
     NUMBERED,
     ExpertName,
+    Handler,
     Projections,
     is_expert_name,
     parsed,
@@ -30,6 +31,11 @@ from veomni_hook.errors import CheckpointError
 __all__ = ["ExpertConverter", "Layout", "TensorConverter"]
 
 _SHOWN = 20
+_SPELT = " or ".join(f"{spelling.gate}/{spelling.up}/{spelling.down}" for spelling in (LINEAR, NUMBERED))
+_NAMES = (
+    f"understood are …experts.{GATE_UP}, …experts.{DOWN} and …experts.<number>.<{_SPELT}>.weight; "
+    "biases, scales and packed weights need a loader of their own"
+)
 
 
 @runtime_checkable
@@ -70,7 +76,7 @@ class _Open:
     filled: set[tuple[int, str]] = field(default_factory=set)
 
 
-class ExpertConverter:
+class ExpertConverter(Handler):
     """Converts expert tensors of the given layouts to the layout in memory; made by the ``from_*`` factories.
 
     Args:
@@ -101,25 +107,15 @@ class ExpertConverter:
         under: str = "",
         block: tuple[str, str] | None = None,
     ) -> None:
-        self.sizes = sizes
+        super().__init__(sizes, under, block)
         self._layouts = frozenset(layouts) | {Layout.FUSED}
         self._square = square
         self._into = into
-        self._under = under
-        self._block = block
         self._expected: frozenset[str] | None = None
         if expected is not None or into is not None:
             names = {*(expected or ()), *(into or ())}
             self._expected = frozenset(name for name in names if self._is_target(name))
         self._open: dict[str, _Open] = {}
-        self._done: set[str] = set()
-        self._modules: set[str] = set()
-
-    def can_handle(self, name: str) -> bool:
-        """Whether the tensor belongs to routed experts, or to a block with another name in memory."""
-        if not name.startswith(self._under):
-            return False
-        return is_expert_name(name) or (self._block is not None and self._block[0] in name.split("."))
 
     @torch.no_grad()
     def convert(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
@@ -140,11 +136,13 @@ class ExpertConverter:
             )
         renamed = self._renamed(name)
         if not is_expert_name(name):
-            self._finish(name, tensor, renamed)
+            if renamed in self._done:
+                raise self._error(name, tensor, "came before: a duplicate")
+            self._done.add(renamed)
             return [(renamed, tensor)]
         if (parts := parsed(renamed)) is None:
             raise self._error(
-                name, tensor, "is not the name of an expert tensor that this converter knows", self._names()
+                name, tensor, "is not the name of an expert tensor that this converter knows", _NAMES
             )
         if self._expected is not None and parts.target not in self._expected:
             raise self._error(name, tensor, f"belongs to {parts.target}, which the model does not have")
@@ -290,33 +288,13 @@ class ExpertConverter:
             )
         return memory
 
-    def _finish(self, name: str, tensor: Tensor, target: str) -> None:
-        if target in self._done:
-            raise self._error(name, tensor, "came before: a duplicate")
-        self._done.add(target)
-
     def _is_target(self, name: str) -> bool:
         parts = parsed(name)
         return parts is not None and parts.expert is None and name.startswith(self._renamed(self._under))
 
-    def _renamed(self, name: str) -> str:
-        if self._block is None:
-            return name
-        disk, memory = self._block
-        return ".".join(memory if part == disk else part for part in name.split("."))
-
     @staticmethod
     def _roles(target: str) -> tuple[str, ...]:
         return ("down",) if target.endswith(DOWN) else ("gate", "up")
-
-    def _names(self) -> str:
-        spelled = " or ".join(
-            f"{spelling.gate}/{spelling.up}/{spelling.down}" for spelling in (LINEAR, NUMBERED)
-        )
-        return (
-            f"understood are …experts.{GATE_UP}, …experts.{DOWN} and …experts.<number>.<{spelled}>.weight; "
-            "biases, scales and packed weights need a loader of their own"
-        )
 
     def _shapes(self) -> str:
         (count, double, hidden), inter = self.sizes.gate_up, self.sizes.intermediate_size
@@ -329,12 +307,3 @@ class ExpertConverter:
                 f"{GATE_UP} [{count}, {hidden}, {double}], {DOWN} [{count}, {inter}, {hidden}] (transposed)"
             )
         return "understood are " + "; ".join(known)
-
-    @staticmethod
-    def _error(name: str, tensor: Tensor, what: str, fix: str = "") -> CheckpointError:
-        return CheckpointError(
-            f"{name} {list(tensor.shape)} {tensor.dtype} {what}",
-            where=name,
-            fix=fix or "the checkpoint is not this model's, or was read twice",
-            tensors=[name],
-        )

@@ -1,4 +1,4 @@
-"""Parse the names of expert tensors.
+"""The names of expert tensors: parsed, and changed between a checkpoint and a model.
 
 There are three forms; their parts differ, so they cannot be confused:
 
@@ -12,7 +12,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["DOWN", "GATE_UP", "LINEAR", "NUMBERED", "ExpertName", "Projections", "is_expert_name", "parsed"]
+from torch import Tensor
+
+from veomni_hook.checkpoints.sizes import ExpertSizes
+from veomni_hook.errors import CheckpointError
+
+__all__ = [
+    "DOWN",
+    "GATE_UP",
+    "LINEAR",
+    "NUMBERED",
+    "ExpertName",
+    "Handler",
+    "Projections",
+    "is_expert_name",
+    "parsed",
+]
 
 GATE_UP = "gate_up_proj"
 DOWN = "down_proj"
@@ -83,3 +98,41 @@ def parsed(name: str) -> ExpertName | None:
         role, spelling = _ROLES[rest[1]]
         return ExpertName(module, role, int(rest[0]), spelling)
     return None
+
+
+class Handler:
+    """What converters and savers share: which tensors they take, and what they call them.
+
+    Args:
+        sizes: sizes of the experts.
+        under: handle only names with this prefix.
+        block: name of the module around the experts in what comes and in what is returned, if they differ.
+    """
+
+    def __init__(self, sizes: ExpertSizes, under: str, block: tuple[str, str] | None) -> None:
+        self.sizes = sizes
+        self._under = under
+        self._block = block
+        self._done: set[str] = set()
+        self._modules: set[str] = set()
+
+    def can_handle(self, name: str) -> bool:
+        """Whether the tensor belongs to routed experts, or to a block that gets another name."""
+        if not name.startswith(self._under):
+            return False
+        return is_expert_name(name) or (self._block is not None and self._block[0] in name.split("."))
+
+    def _renamed(self, name: str) -> str:
+        if self._block is None:
+            return name
+        before, after = self._block
+        return ".".join(after if part == before else part for part in name.split("."))
+
+    @staticmethod
+    def _error(name: str, tensor: Tensor, what: str, fix: str = "") -> CheckpointError:
+        return CheckpointError(
+            f"{name} {list(tensor.shape)} {tensor.dtype} {what}",
+            where=name,
+            fix=fix or "the checkpoint is not this model's, or was read twice",
+            tensors=[name],
+        )

@@ -6,14 +6,22 @@ import torch
 from torch import Tensor
 
 from veomni_hook.checkpoints.converter import Layout
-from veomni_hook.checkpoints.names import DOWN, GATE_UP, ExpertName, Projections, is_expert_name, parsed
+from veomni_hook.checkpoints.names import (
+    DOWN,
+    GATE_UP,
+    ExpertName,
+    Handler,
+    Projections,
+    is_expert_name,
+    parsed,
+)
 from veomni_hook.checkpoints.sizes import ExpertSizes
 from veomni_hook.errors import CheckpointError
 
 __all__ = ["ExpertSaver"]
 
 
-class ExpertSaver:
+class ExpertSaver(Handler):
     """Converts the layout in memory to one layout on disk; made by the ``to_*`` factories.
 
     Memory: single experts are views of the fused tensor if it is contiguous; transposed tensors are copies.
@@ -35,19 +43,9 @@ class ExpertSaver:
         under: str = "",
         block: tuple[str, str] | None = None,
     ) -> None:
-        self.sizes = sizes
+        super().__init__(sizes, under, None if block is None else block[::-1])
         self._layout = layout
         self._projections = projections
-        self._under = under
-        self._block = block
-        self._modules: set[str] = set()
-        self._done: set[str] = set()
-
-    def can_handle(self, name: str) -> bool:
-        """Whether the tensor belongs to routed experts, or to a block with another name on disk."""
-        if not name.startswith(self._under):
-            return False
-        return is_expert_name(name) or (self._block is not None and self._block[1] in name.split("."))
 
     @torch.no_grad()
     def convert(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
@@ -113,15 +111,3 @@ class ExpertSaver:
             for expert in range(self.sizes.num_experts)
             for role, of_all in roles.items()
         ]
-
-    def _renamed(self, name: str) -> str:
-        if self._block is None:
-            return name
-        disk, memory = self._block
-        return ".".join(disk if part == memory else part for part in name.split("."))
-
-    @staticmethod
-    def _error(name: str, tensor: Tensor, what: str, fix: str) -> CheckpointError:
-        return CheckpointError(
-            f"{name} {list(tensor.shape)} {tensor.dtype} {what}", where=name, fix=fix, tensors=[name]
-        )

@@ -12,9 +12,9 @@ is watched, and what is kept may go to the host (`offload`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +25,14 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from veomni_hook.kernels.shared.repeated import decided
 from veomni_hook.memory import checkpoint, parts
 from veomni_hook.memory.heads import by_heads
+from veomni_hook.memory.offload import Kept
+from veomni_hook.memory.tracker import operand_names
 
 __all__ = ["kept"]
 
 Implementation = Callable[..., Any]
 
+#: The first operands of operators of attention.
 _OPERANDS = (("query", "key", "value"), ("q", "k", "v"))
 
 
@@ -71,14 +74,14 @@ class _Part:
         return part.transpose(1, 2) if self.swapped else part
 
 
+@dataclass(eq=False)
 class _Results:
     """The results of operators in one call of attention, in their order."""
 
-    def __init__(self, layer: checkpoint.Kept) -> None:
-        self.layer = layer
-        self.noted: list[tuple[Any, Any]] = []
-        #: The results of some heads each, side by side, which are kept in their place.
-        self.joined: Any = None
+    layer: Kept
+    noted: list[tuple[Any, Any]] = field(default_factory=list)
+    #: The results of some heads each, side by side, which are kept in their place.
+    joined: Any = None
 
     def keep(self) -> None:
         """Let the layer keep the results."""
@@ -108,7 +111,7 @@ class _Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.results = results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_attention(func):
+        if operand_names(func)[:3] not in _OPERANDS:
             return func(*args, **(kwargs or {}))
         before = _place_of(args[0].device)
         computed = func(*args, **(kwargs or {}))
@@ -150,7 +153,7 @@ class _Replayed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.left = len(results.noted)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_attention(func):
+        if operand_names(func)[:3] in _OPERANDS:
             noted, kept = next(self.rest, (None, None))
             if noted is not func:
                 self.rest = iter(())
@@ -171,17 +174,6 @@ class _Replayed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return where the elements of a tensor are."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
-
-
-@cache
-def _is_attention(func: Any) -> bool:
-    """Return whether the first operands of an operator are query, key and value."""
-    schema = getattr(func, "_schema", None)
-    return schema is not None and _names(schema.arguments) in _OPERANDS
-
-
-def _names(arguments: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(argument.name for argument in arguments)[:3]
 
 
 def _place_of(device: torch.device) -> Hashable:

@@ -116,12 +116,15 @@ def _chosen(model: nn.Module, batch: Mapping[str, Any], budget: int) -> str:
     device = next(model.parameters()).device
     optimizer = optimizer_of(model)
     most = _capacity(model, batch, optimizer, device, budget)
-    twin = optimizer if type(optimizer).__module__.startswith("torch.optim") else _adamw(model)
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        # Most of those that are not PyTorch's keep no more than AdamW does.
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = AdamW(trained) if trained else None
     peaks: dict[str, int] = {}
     for text, block in _candidates(model):
         try:
             with block:
-                peaks[text] = predict(model, batch, optimizer=twin, device=device).peak
+                peaks[text] = predict(model, batch, optimizer=optimizer, device=device).peak
         except PredictionError as error:
             if isinstance(error.__cause__, OffloadError):
                 continue  # no room on the host
@@ -133,7 +136,10 @@ def _chosen(model: nn.Module, batch: Mapping[str, Any], budget: int) -> str:
     if text:
         _apply(model, text)
     rows, tokens = shape_of(batch)
-    tried = ", ".join(f"{readable(peak)} {_words(text)}" for text, peak in peaks.items())
+    tried = ", ".join(
+        f"{readable(peak)} with {text}" if text else f"{readable(peak)} as it is"
+        for text, peak in peaks.items()
+    )
     sentence = f"{type(model).__name__}, {rows} x {tokens:,} tokens, of {readable(most)}: {tried}"
     if not fitting:
         sentence += "; nothing fits"
@@ -143,10 +149,6 @@ def _chosen(model: nn.Module, batch: Mapping[str, Any], budget: int) -> str:
             stacklevel=3,
         )
     return sentence
-
-
-def _words(text: str) -> str:
-    return f"with {text}" if text else "as it is"
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:
@@ -160,12 +162,6 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[
 def _apply(model: nn.Module, text: str) -> None:
     parts.choose(text)
     checkpoint_layers(layers_of(model))
-
-
-def _adamw(model: nn.Module) -> Optimizer | None:
-    """Return AdamW, which stands for optimizers that are not PyTorch's: most keep no more than it does."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    return AdamW(trained) if trained else None
 
 
 def _capacity(

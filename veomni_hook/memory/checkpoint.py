@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from threading import local
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -20,44 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.memory import parts
-from veomni_hook.memory.offload import Layer
+from veomni_hook.memory.offload import Kept, Layer
 
-__all__ = ["Kept", "chosen", "current", "entered", "run", "wanted"]
-
-
-class Kept(Protocol):
-    """What one call of a layer keeps: ``unpack(pack(x))`` is a new tensor with the values of ``x``."""
-
-    def pack(self, tensor: torch.Tensor) -> Any:
-        """Return what is kept of ``tensor``."""
-
-    def unpack(self, packed: Any) -> Any:
-        """Return a tensor with the values of the one of which ``packed`` is kept; what is no tensor, itself.
-
-        A new one: autograd gives it a history, which would keep the layer that is recomputed alive.
-        """
-
-    def attend(self) -> None:
-        """Note that the layer has attention."""
-
-    def attended(self) -> None:
-        """Note that the backward of the layer has reached its attention."""
-
-
-class _OnDevice:
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def unpack(self, packed: Any) -> Any:
-        return packed.detach() if isinstance(packed, torch.Tensor) else packed
-
-    def attend(self) -> None:
-        """Nothing follows from it."""
-
-    attended = attend
-
-
-_ON_DEVICE = _OnDevice()
+__all__ = ["chosen", "current", "entered", "run", "wanted"]
 
 
 class _Running(local):
@@ -141,10 +106,11 @@ def run(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 
     Inputs, and results of attention, go to the host in between if the setting says ``offload``.
     """
+    kept: Kept
+    hooks: Any
     asked = parts.in_force()
     if not asked.offload or is_dynamo_compiling() or not torch.is_grad_enabled():
-        kept: Kept = _ON_DEVICE
-        hooks: Any = nullcontext()
+        kept, hooks = Kept(), nullcontext()
     else:
         kept = Layer(asked.host_bytes)
         hooks = torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack)

@@ -54,15 +54,19 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensors and all(tensor.numel() <= _MOST for tensor in tensors):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if not tensors and func.overloadpacket in _MAKE:
-            return _made(func, args, kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if tensors or func.overloadpacket not in _MAKE:
+            return result
+        if result.dtype.is_floating_point or result.numel() > _MOST:
+            return result  # these are activations
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
 
 
 def _on_fakes(func: Any, first: FakeTensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the result of an operator that gets fake tensors, of which ``first`` is the first."""
-    if func is _SCALAR:
-        return _guessed(first)
+    if func is _SCALAR:  # a number that nobody computed
+        return first.dtype is torch.bool or (1.0 if first.dtype.is_floating_point else 1)
     written = kwargs.get("out")
     if isinstance(written, FakeTensor) and written.numel():
         return written  # its memory is there, and not all operators of this form have a fake
@@ -71,20 +75,6 @@ def _on_fakes(func: Any, first: FakeTensor, args: tuple[Any, ...], kwargs: Mappi
         return func(*narrow, *args[2:], **kwargs).to(first.dtype)
     result = func(*args, **kwargs)
     return _chosen(func, result, args, kwargs) if func in _CHOOSE and first.numel() <= _MOST else result
-
-
-def _guessed(tensor: torch.Tensor) -> Any:
-    """Return a value for a number that nobody computed."""
-    return tensor.dtype is torch.bool or (1.0 if tensor.dtype.is_floating_point else 1)
-
-
-def _made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return what a constructor makes: real numbers, but not activations."""
-    result = func(*args, **kwargs)
-    if result.dtype.is_floating_point or result.numel() > _MOST:
-        return result
-    with unset_fake_temporarily():
-        return func(*args, **kwargs)
 
 
 def _chosen(func: Any, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

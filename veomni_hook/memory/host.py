@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
 
-from veomni_hook import accelerator
 from veomni_hook.errors import OffloadError
 
-__all__ = ["BLOCK", "BLOCKS", "NO_BLOCK", "Blocks", "free_bytes", "is_pinned"]
+__all__ = ["BLOCK", "BLOCKS", "NO_BLOCK", "Blocks", "free_bytes"]
 
 #: Bytes of a block, a power of two: torch rounds page-locked memory up to one.
 BLOCK = 1 << 24
@@ -28,21 +28,21 @@ _SHARE = 0.8
 NO_BLOCK = torch.empty(0, dtype=torch.uint8)
 
 
+@dataclass(eq=False)
 class Blocks:
     """Blocks of host memory.
 
     Attributes:
         held: the number of blocks that exist.
+        aside: whether no block has memory.
     """
 
-    def __init__(self) -> None:
-        self.held = 0
-        #: Whether no block has memory.
-        self.aside = False
-        self._free: list[torch.Tensor] = []
-        self._most: int | None = None
-        # A graph may be freed in any thread.
-        self._lock = Lock()
+    held: int = 0
+    aside: bool = False
+    _free: list[torch.Tensor] = field(default_factory=list)
+    _most: int | None = None
+    # A graph may be freed in any thread.
+    _lock: Lock = field(default_factory=Lock)
 
     def take(self, size: int, *, most: int, pinned: bool) -> list[torch.Tensor]:
         """Return blocks for ``size`` bytes, ``most`` bytes being the bound of all that exist; 0: a share.
@@ -64,7 +64,10 @@ class Blocks:
     def give_back(self, blocks: Sequence[torch.Tensor]) -> None:
         """Let others take these blocks; on a device's stream, copies from them come first."""
         with self._lock:
-            self._free += [block for block in blocks if _is_real(block) is not self.aside]
+            for block in blocks:
+                is_real = type(block) is torch.Tensor and block is not NO_BLOCK
+                if is_real is not self.aside:
+                    self._free.append(block)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -91,7 +94,8 @@ class Blocks:
     def _new(self, most: int, *, pinned: bool) -> torch.Tensor:
         if not most:
             if self._most is None:
-                self._most = int(_SHARE * free_bytes()) // _processes()
+                processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # that share the machine
+                self._most = int(_SHARE * free_bytes()) // processes
             most = self._most
         if (self.held + 1) * BLOCK > most:
             what = f"what checkpointed layers keep needs more than {most / 2**30:.1f} GiB of host memory"
@@ -111,10 +115,6 @@ class Blocks:
 
 #: All blocks of this process.
 BLOCKS = Blocks()
-
-
-def _is_real(block: torch.Tensor) -> bool:
-    return type(block) is torch.Tensor and block is not NO_BLOCK
 
 
 def _no_room(what: str) -> OffloadError:
@@ -145,13 +145,3 @@ def _read(path: str, word: str = "") -> int | None:
     except OSError:
         pass
     return None
-
-
-def _processes() -> int:
-    """Return how many processes of this job share the machine."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-
-
-def is_pinned(device: torch.device) -> bool:
-    """Return whether copies from and to ``device`` need page-locked memory to run beside its work."""
-    return device.type in accelerator.TYPES

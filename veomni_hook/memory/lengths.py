@@ -31,16 +31,13 @@ def shape_of(inputs: Mapping[str, Any]) -> tuple[int, int]:
 
 def resized(inputs: Mapping[str, Any], length: int) -> dict[str, Any]:
     """Return a batch of ``length``: what has the batch's length is cut, repeated, or counted on."""
-    now = length_of(inputs)
-
-    def of(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or now not in value.shape[1:]:
-            return value
-        for dim in (dim for dim in range(1, value.ndim) if value.shape[dim] == now):
-            value = _longer(value, dim, length)
-        return value
-
-    return {name: of(value) for name, value in inputs.items()}
+    now, batch = length_of(inputs), dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor):
+            for dim in range(1, value.ndim):
+                if value.shape[dim] == now:
+                    batch[name] = _longer(batch[name], dim, length)
+    return batch
 
 
 def _longer(value: torch.Tensor, dim: int, length: int) -> torch.Tensor:

@@ -21,9 +21,9 @@ import torch
 from veomni_hook import accelerator
 from veomni_hook.errors import OffloadError
 from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.memory.host import BLOCK, BLOCKS, NO_BLOCK, is_pinned
+from veomni_hook.memory.host import BLOCK, BLOCKS, NO_BLOCK
 
-__all__ = ["LEAST", "Layer", "Moved"]
+__all__ = ["LEAST", "Kept", "Layer", "Moved"]
 
 #: Bytes of the smallest tensor that is moved: the copy of a smaller one takes no less time.
 LEAST = 1 << 22
@@ -39,7 +39,8 @@ class Moved:
         self.form, self.device, self.event = form, tensor.device, None
         self.tensor: torch.Tensor | None = None
         size = tensor.numel() * tensor.element_size()
-        blocks = BLOCKS.take(size, most=layer.most, pinned=is_pinned(tensor.device))
+        # Copies from and to an accelerator need page-locked memory to run beside its work.
+        blocks = BLOCKS.take(size, most=layer.most, pinned=tensor.device.type in accelerator.TYPES)
         weakref.finalize(self, BLOCKS.give_back, blocks)
         self.blocks = blocks
         self.layer = layer
@@ -88,8 +89,32 @@ class Moved:
             self.event.synchronize()  # nobody asked for it
 
 
-class Layer:
-    """What one call of a checkpointed layer keeps; ``most``: the bound of host memory, see `Blocks.take`."""
+class Kept:
+    """What one call of a checkpointed layer keeps, on the device.
+
+    ``unpack(pack(x))`` is a new tensor with the values of ``x``.
+    """
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Return what is kept of ``tensor``."""
+        return tensor
+
+    def unpack(self, packed: Any) -> Any:
+        """Return a tensor with the values of the one of which ``packed`` is kept; what is no tensor, itself.
+
+        A new one: autograd gives it a history, which would keep the layer that is recomputed alive.
+        """
+        return packed.detach() if isinstance(packed, torch.Tensor) else packed
+
+    def attend(self) -> None:
+        """Note that the layer has attention."""
+
+    def attended(self) -> None:
+        """Note that the backward of the layer has reached its attention."""
+
+
+class Layer(Kept):
+    """What one call of a layer keeps on the host; ``most``: the bound of host memory, see `Blocks.take`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -113,12 +138,9 @@ class Layer:
         self.moved.append(weakref.ref(moved))
         return moved
 
-    @staticmethod
-    def unpack(packed: Any) -> Any:
+    def unpack(self, packed: Any) -> Any:
         """Return a tensor with the values of the one that `pack` got; what is no tensor, itself."""
-        if isinstance(packed, Moved):
-            return packed.get()
-        return packed.detach() if isinstance(packed, torch.Tensor) else packed
+        return packed.get() if isinstance(packed, Moved) else super().unpack(packed)
 
     def leave(self) -> None:
         """Let go of the tensors on the device."""

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Tracker", "parts_of"]
+__all__ = ["Tracker", "operand_names", "parts_of"]
 
 #: What CUDA's allocator rounds sizes to.
 _ROUNDED = 512
@@ -109,7 +109,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._device == "cuda":
             size = -(-size // _ROUNDED) * _ROUNDED
         label = label or self._label or self._part()
-        self._live[key] = size, label, ref(storage, partial(self._ended, key))
+        self._live[key] = size, label, ref(storage, lambda _: self._drop(key))
         self._bytes[label] += size
         self._total += size
         self._note()
@@ -117,9 +117,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self) -> None:
         if self._total > self.peak:
             self.peak, self.at_peak = self._total, dict(self._bytes)
-
-    def _ended(self, key: int, _: object) -> None:
-        self._drop(key)
 
     def _drop(self, key: int) -> None:
         if key in self._live:
@@ -145,7 +142,8 @@ def _inside(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
     In float32 the gradient of queries, and a number for each of their rows; gradients of keys and values for
     each head of queries, where these share them. Measured of cuDNN's on an H200.
     """
-    if not _is_backward_of_attention(func):
+    names = operand_names(func)
+    if names[:1] not in (("grad_out",), ("grad_out_",)) or names[1:4] != ("query", "key", "value"):
         return 0
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
@@ -155,10 +153,10 @@ def _inside(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
 
 
 @cache
-def _is_backward_of_attention(func: Any) -> bool:
+def operand_names(func: Any) -> tuple[str, ...]:
+    """Return the names of an operator's operands; none if it has no schema."""
     schema = getattr(func, "_schema", None)
-    names = () if schema is None else tuple(argument.name for argument in schema.arguments)
-    return names[:1] in (("grad_out",), ("grad_out_",)) and names[1:4] == ("query", "key", "value")
+    return () if schema is None else tuple(argument.name for argument in schema.arguments)
 
 
 def parts_of(model: nn.Module) -> dict[int, str]:
@@ -177,11 +175,7 @@ def parts_of(model: nn.Module) -> dict[int, str]:
             holds = any(isinstance(inner, nn.ModuleList) for inner in module.modules())
             parts[id(module)] = MODEL if holds or not name else path[-1]
     for module in model.modules():
-        head = getattr(module, "get_output_embeddings", _nothing)()
-        if head is not None:
+        find = getattr(module, "get_output_embeddings", None)
+        if find is not None and (head := find()) is not None:
             parts[id(module)] = parts[id(head)] = LOSS
     return parts
-
-
-def _nothing() -> None:
-    """Return the head of a module that is no model."""

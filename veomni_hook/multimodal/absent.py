@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.sharded import is_sharded
+from veomni_hook.multimodal.batches import tensors_in
 from veomni_hook.multimodal.placeholders import Underivable, placeholders
 from veomni_hook.printable import printable
 from veomni_hook.settings import resolve
@@ -98,15 +99,9 @@ def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
     why = _why(module, used, elsewhere=elsewhere)
     if not why:
         return inputs_embeds
-    dtype = next(
-        (
-            parameter.dtype
-            for tower in used
-            for parameter in tower.parameters()
-            if parameter.is_floating_point()
-        ),
-        inputs_embeds.dtype,
-    )
+    weights = (parameter for tower in used for parameter in tower.parameters())
+    dtypes = (weight.dtype for weight in weights if weight.is_floating_point())
+    dtype = next(dtypes, inputs_embeds.dtype)
     try:
         arguments = placeholders(
             data,
@@ -128,9 +123,10 @@ def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
         except Exception as error:
             error.add_note(f"The batch has no {data[0]}, so the tower was called with zeros. {_fix(data)}")
             raise
-    for value in _tensors([getattr(result, name) for name in outputs] if outputs else result):
-        zero = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0).mul(0).sum()
-        inputs_embeds = inputs_embeds + zero.to(inputs_embeds.device, inputs_embeds.dtype)
+    for value in tensors_in([getattr(result, name) for name in outputs] if outputs else result):
+        if value.is_floating_point():
+            zero = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0).mul(0).sum()
+            inputs_embeds = inputs_embeds + zero.to(inputs_embeds.device, inputs_embeds.dtype)
     return inputs_embeds
 
 
@@ -172,19 +168,6 @@ def _statistics(towers: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for norm, own in zip(norms, buffers, strict=True):
             norm._buffers.update(own)
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """The floating-point tensors in nested tuples, lists and mappings."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _say(module: nn.Module, data: tuple[str, ...], why: str) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from veomni_hook.kernels.shared.host_values import note_copy
 
-__all__ = ["sent", "to"]
+__all__ = ["sent", "tensors_in", "to"]
 
 #: So many numbers are kept of any dtype: seconds between frames are floats.
 _FEW = 1024
@@ -27,9 +27,9 @@ def sent(send: Callable[..., object], batch: object, *arguments: object, **optio
         send: moves a batch, as accelerate's ``send_to_device``. It may change the batch and return it.
         batch: tensors, in mappings and sequences.
     """
-    before = [*_tensors(batch)]
+    before = [*tensors_in(batch)]
     result = send(batch, *arguments, **options)
-    after = [*_tensors(result)]
+    after = [*tensors_in(result)]
     if len(before) == len(after):
         for tensor, moved in zip(before, after, strict=True):
             _note(tensor, moved)
@@ -50,12 +50,13 @@ def _note(tensor: torch.Tensor, moved: torch.Tensor) -> None:
         note_copy(moved, tensor.detach().to(moved.dtype, copy=True))
 
 
-def _tensors(batch: object) -> Iterator[torch.Tensor]:
+def tensors_in(batch: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested mappings, lists and tuples."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for item in batch.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(batch, list | tuple):
         for item in batch:
-            yield from _tensors(item)
+            yield from tensors_in(item)

@@ -165,7 +165,9 @@ class CollateMetadata:
             known.update(zip(step.results, results if len(step.results) > 1 else (results,), strict=True))
         for name, value in known.items():
             if name != _SIZES and value is not None:
-                yield name, carried(value) if _is_read(value) else value
+                # The host may read boundaries, which are vectors of integers.
+                is_read = isinstance(value, torch.Tensor) and value.dim() == 1
+                yield name, carried(value) if is_read and not value.is_floating_point() else value
 
 
 def _warn_of_audio(batch: Mapping[str, object]) -> None:
@@ -180,11 +182,6 @@ def _warn_of_audio(batch: Mapping[str, object]) -> None:
             VeomniHookWarning,
             stacklevel=3,
         )
-
-
-def _is_read(value: object) -> bool:
-    """Whether the host may read a result: boundaries are vectors of integers."""
-    return isinstance(value, torch.Tensor) and value.dim() == 1 and not value.is_floating_point()
 
 
 def _filled(argument: object, known: Mapping[str, object]) -> Any:
@@ -204,16 +201,15 @@ def _steps(config: object) -> Iterator[Step]:
         calls = (node for node in ast.walk(parsed(kind.forward)) if isinstance(node, ast.Assign))
         for node in sorted(calls, key=lambda assignment: assignment.lineno):
             step = _step(node, module, tower)
+            if step is None:
+                continue
+            arguments = (*step.arguments, *step.keywords.values())
+            needed = {argument.name for argument in arguments if isinstance(argument, Named)}
             # What needs another result, or one that the tower takes under another name, the tower computes.
-            if step is not None and _named(step) <= known:
+            if needed <= known:
                 known.update(step.results)
                 yield step
         return
-
-
-def _named(step: Step) -> set[str]:
-    arguments = (*step.arguments, *step.keywords.values())
-    return {argument.name for argument in arguments if isinstance(argument, Named)}
 
 
 def _is_tower(kind: object, sight: object) -> bool:

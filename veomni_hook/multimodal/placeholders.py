@@ -81,9 +81,8 @@ def placeholders(
     elif pixels == "input_features":
         features = tower.zeros(*_spectrum(tower))
         frames = features.shape[-1] if _bins_first(tower) else features.shape[1]
-        arguments = dict.fromkeys(names, None) | {
-            name: tower.ones(1, frames) for name in names if name.endswith("mask")
-        }
+        mask = tower.numbers([[1] * frames])
+        arguments = {name: mask if name.endswith("mask") else None for name in names}
         arguments[pixels] = features
     elif "image_sizes" in names:
         arguments = dict(zip(names, _with_size(tower, grouped=grouped), strict=True))
@@ -104,10 +103,6 @@ class _Tower:
 
     def zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
-
-    def ones(self, *shape: int) -> torch.Tensor:
-        tensor: torch.Tensor = host.sent(torch.ones(*shape, dtype=torch.int64, device="cpu"), self.device)
-        return tensor.to(self.device)
 
     def numbers(self, values: object) -> torch.Tensor:
         return host.made(values, dtype=torch.int64, device=self.device)
@@ -174,7 +169,7 @@ def _by_shape(tower: _Tower, names: Sequence[str]) -> dict[str, torch.Tensor | N
     side = 2 * (tower.size("downsample_factor", *_MERGES) or 1)
     patches = tower.zeros(1, side**2, *_patch(tower))
     told = {names[0]: patches, "spatial_shapes": tower.numbers([[side, side]])}
-    return {name: told.get(name, tower.ones(1, side**2)) for name in names}
+    return {name: told.get(name, tower.numbers([[1] * side**2])) for name in names}
 
 
 def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -185,17 +180,16 @@ def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Ten
         height, width = min(pinpoints, key=prod)
         tiles = 1 + ceil(height / size[0]) * ceil(width / size[1])
         return tower.zeros(1, tiles, channels, *size), tower.numbers([[height, width]])
-    if any(_takes(module, "image_sizes") for one in tower.modules for module in one.modules()):
-        patch = _patch_size(tower)
+    modules = [module for one in tower.modules for module in one.modules()]
+    methods = [getattr(module, name, None) for module in modules for name in ("forward", "encode")]
+    if any("image_sizes" in inspect.signature(method).parameters for method in methods if method is not None):
+        patch = tower.size("vision_spatial_factor", "patch_size")
+        if patch is None:
+            raise Underivable("no configuration of its tower has patch_size")
         side = 2 * patch * (tower.size(*_MERGES) or 1)
         return tower.zeros(1, _channels(tower), side, side), tower.numbers([[side, side]])
     image = _image(tower)
     return tower.zeros(1, 1, *image) + 1 if grouped else tower.zeros(1, *image), None
-
-
-def _takes(module: nn.Module, name: str) -> bool:
-    methods = (getattr(module, method_name, None) for method_name in ("forward", "encode"))
-    return any(method is not None and name in inspect.signature(method).parameters for method in methods)
 
 
 def _patch(tower: _Tower) -> tuple[int, ...]:
@@ -210,31 +204,20 @@ def _patch(tower: _Tower) -> tuple[int, ...]:
     raise Underivable("its tower has neither a convolution nor a linear layer")
 
 
-def _patch_size(tower: _Tower) -> int:
-    factor, patch = tower.size("vision_spatial_factor"), tower.size("patch_size")
-    size = factor or patch
-    if size is None:
-        raise Underivable("no configuration of its tower has patch_size")
-    return size
-
-
 def _image(tower: _Tower) -> tuple[int, ...]:
     first = tower.modules[0] if tower.modules else None
     if first is not None and _width(first):
         return (_width(first),)  # patches go into a linear layer
-    size = tower.told("image_size") or _sides(tower)
+    size = tower.told("image_size")
+    if not size:  # it has no learned number of positions: twice what convolutions make one vector of
+        convolutions = [module for module in tower.modules[0].modules() if isinstance(module, nn.Conv2d)]
+        stride = prod(convolution.stride[0] for convolution in convolutions)
+        size = 2 * stride if 1 < stride <= _LARGEST else None
     if isinstance(size, int):
         size = (size, size)
     if not isinstance(size, list | tuple) or len(size) != 2:
         raise Underivable("no configuration of its tower has image_size")
     return (_channels(tower), *size)
-
-
-def _sides(tower: _Tower) -> int | None:
-    """Twice what the convolutions make one vector of, if a tower has no learned number of positions."""
-    convolutions = [module for module in tower.modules[0].modules() if isinstance(module, nn.Conv2d)]
-    stride = prod(convolution.stride[0] for convolution in convolutions)
-    return 2 * stride if 1 < stride <= _LARGEST else None
 
 
 def _channels(tower: _Tower) -> int:

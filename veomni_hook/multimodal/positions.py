@@ -52,7 +52,7 @@ def position_ids(config: PretrainedConfig) -> Positions:
     """
     config = understanding(config)
     module = modeling_of(config)
-    kind = _computing(config)
+    kind = _computing_in(module, config)
     if kind is None:
         raise MultimodalError(
             f"no model of {type(config).__name__} has a method {_COMPUTE}, or {POSITIONS} for its forward",
@@ -64,7 +64,8 @@ def position_ids(config: PretrainedConfig) -> Positions:
 
 def has_positions(config: PretrainedConfig) -> bool:
     """Return whether `position_ids` can compute the positions of a model."""
-    return _computing(understanding(config)) is not None
+    config = understanding(config)
+    return _computing_in(modeling_of(config), config) is not None
 
 
 class Positions:
@@ -88,7 +89,7 @@ class Positions:
             return getattr(self.config.vision_config, name)
         return attribute.__get__(self) if inspect.isfunction(attribute) else attribute
 
-    def __call__(self, batch: Mapping[str, object]) -> torch.Tensor | None:
+    def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """Return the positions ``[3, batch, positions]`` of a batch; None if the model derives them later.
 
         Args:
@@ -96,7 +97,8 @@ class Positions:
                 ``attention_mask``, ``image_grid_thw``, ``video_grid_thw``, ``mm_token_type_ids``, seconds and
                 lengths. Nothing is mutated.
         """
-        inputs = {"audio_feature_lengths": _lengths(batch), **batch}
+        sounds = batch.get("feature_attention_mask")
+        inputs = {"audio_feature_lengths": None if sounds is None else sounds.sum(-1), **batch}
         module, kind = self._names
         computing = _computes(getattr(import_module(module), kind))
         positions: torch.Tensor | None = None
@@ -141,12 +143,8 @@ def _modelings(config: PretrainedConfig) -> Iterator[tuple[ModuleType, bool]]:
                     raise
 
 
-def _computing(config: PretrainedConfig) -> type | None:
-    """Return the first class for a configuration that computes positions by a method of its own."""
-    return _computing_in(modeling_of(config), config)
-
-
 def _computing_in(module: ModuleType, config: PretrainedConfig) -> type | None:
+    """Return the first class for a configuration that computes positions by a method of its own."""
     for kind in list(vars(module).values()):
         if inspect.isclass(kind) and kind.__module__ == module.__name__:
             # What a class inherits from another module is that module's.
@@ -175,8 +173,3 @@ def parsed(function: Any) -> ast.FunctionDef:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
     assert isinstance(definition, ast.FunctionDef)  # noqa: S101
     return definition
-
-
-def _lengths(batch: Mapping[str, Any]) -> torch.Tensor | None:
-    mask = batch.get("feature_attention_mask")
-    return None if mask is None else mask.sum(-1)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
@@ -29,7 +28,7 @@ from veomni_hook.parallel.groups import SequenceGroup, choices, divided, neighbo
 from veomni_hook.parallel.partial_attention import is_fused
 from veomni_hook.parallel.ring_attention import ring_attention
 from veomni_hook.parallel.seeds import own_random_numbers
-from veomni_hook.parallel.sharding import Sharding, in_force
+from veomni_hook.parallel.sharding import Sharding, in_force, refuse
 from veomni_hook.parallel.whole_keys import has_whole_keys, own_queries
 
 __all__ = ["over_sequence"]
@@ -79,13 +78,15 @@ def _attend(
             return _around(call, sharding, near, module, operands_of_ring, attention_mask), None
         if heads % group.size:
             reason = f"sp={group.size} does not divide its {heads} heads, and {call}"
-            _refuse(module, reason, group, f"{choices(heads, group.mesh.size())}, or ")
+            refuse(module, reason, group, advice=f"{choices(heads, group.mesh.size())}, or ")
     full = _positions(sharding, module, part, attention_mask, operands)
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
         key, value = (operand.repeat_interleave(repeats, 1) for operand in (key, value))
     query, key, value = (head[:, :, :full] for head in to_heads((query, key, value), group))
-    mask = _of_heads(attention_mask, 1, heads, group) if _per_head(attention_mask, heads) else attention_mask
+    mask, is_dense = attention_mask, isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4
+    if is_dense and heads > 1 and mask.shape[1] == heads:
+        mask = _of_heads(mask, 1, heads, group)
     operands = {
         name: _of_heads(operand, 0, heads, group)
         if name in _PER_HEAD_OPERANDS and operand is not None
@@ -100,7 +101,7 @@ def _attend(
         output, _ = implementation(module, query, key, value, mask, *others, **operands)
     sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
-        _refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
+        refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
     missing = part * group.size - full
     if missing:
         output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
@@ -130,7 +131,7 @@ def _around(
     told = None if mask is None else int(mask.shape[3])
     full = sharding.positions(part, told, causal=call.causal)
     if part_length(full, group) != part or told not in (None, full):
-        _refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
+        refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
     around, ring = divided(group, near)
     query, key, value = to_heads(operands, around)
     if mask is not None and mask.shape[1] > 1:
@@ -141,29 +142,24 @@ def _around(
 
 
 def _positions(
-    sharding: Sharding, module: nn.Module, part: int, mask: object, operands: dict[str, object]
+    sharding: Sharding, module: nn.Module, part: int, mask: Any, operands: dict[str, object]
 ) -> int:
     """Return how many positions the implementation gets; see `Sharding.positions`."""
     causal = operands.get("is_causal")
     causal = getattr(module, "is_causal", False) if causal is None else causal
-    told = _told(sharding, part, mask, operands)
-    positions = sharding.positions(part, told, causal=bool(causal))
-    if part_length(positions, sharding.group) != part:
-        _refuse(module, f"it is given {part} positions of {positions}", sharding.group)
-    return positions
-
-
-def _told(sharding: Sharding, part: int, mask: Any, operands: dict[str, object]) -> int | None:
-    """Return the number of positions in the operands of a call, or None."""
+    told = None
     if mask is not None:
-        return int(mask.shape[-1])
-    if isinstance(positions := operands.get("position_ids"), torch.Tensor):
-        return int(positions.shape[-1])
-    if isinstance(ends := operands.get("cu_seq_lens_q"), torch.Tensor):
+        told = int(mask.shape[-1])
+    elif isinstance(numbers := operands.get("position_ids"), torch.Tensor):
+        told = int(numbers.shape[-1])
+    elif isinstance(ends := operands.get("cu_seq_lens_q"), torch.Tensor):
         known = sharding.known_lengths(part)
         # To read the number, the host waits.
-        return next(iter(known)) if len(known) == 1 else int(ends[-1])
-    return None
+        told = next(iter(known)) if len(known) == 1 else int(ends[-1])
+    positions = sharding.positions(part, told, causal=bool(causal))
+    if part_length(positions, sharding.group) != part:
+        refuse(module, f"it is given {part} positions of {positions}", sharding.group)
+    return positions
 
 
 def _check(
@@ -176,18 +172,14 @@ def _check(
 ) -> None:
     """Raise if the exchange would not be right for this call."""
     if key.shape[2] != query.shape[2] or value.shape[1:3] != key.shape[1:3]:
-        _refuse(
+        refuse(
             module,
             f"it has {query.shape[2]} queries and {key.shape[2]} keys: a cache, a prefix or cross-attention",
             group,
         )
     for name in _REFUSED:
         if operands.get(name) is not None:
-            _refuse(module, f"it has the operand `{name}`, which nobody splits", group)
-
-
-def _per_head(mask: object, heads: int) -> bool:
-    return heads > 1 and isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[1] == heads
+            refuse(module, f"it has the operand `{name}`, which nobody splits", group)
 
 
 def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> torch.Tensor:
@@ -219,12 +211,3 @@ def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup
         for name in changed:
             del attributes[name]
         attributes.update(before)
-
-
-def _refuse(module: nn.Module, reason: str, group: SequenceGroup, advice: str = "") -> None:
-    name = type(module).__name__
-    raise ParallelError(
-        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
-        where=f"attention of {name}",
-        fix=f"{advice}set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
-    )

@@ -44,16 +44,10 @@ def gather_captured(length: int, group: SequenceGroup) -> None:
     for key in _SUPPORTED:
         values = wanted.get(key, ())
         for place, value in enumerate(values):
-            if isinstance(value, torch.Tensor):
-                values[place] = _whole(value, length, group)
-
-
-def _whole(value: torch.Tensor, length: int, group: SequenceGroup) -> torch.Tensor:
-    """Return all positions of ``[batch, part, width]`` or ``[batch * part, width]``."""
-    if value.dim() == 3:
-        return gathered(value, 1, length, group)
-    part = part_length(length, group)
-    return gathered(value.reshape(-1, part, value.shape[-1]), 1, length, group).flatten(0, 1)
+            if isinstance(value, torch.Tensor):  # [batch, part, width] or [batch * part, width]
+                own = value.reshape(-1, part_length(length, group), value.shape[-1])
+                whole = gathered(own, 1, length, group)
+                values[place] = whole if value.dim() == 3 else whole.flatten(0, 1)
 
 
 def captured() -> dict[str, Any]:

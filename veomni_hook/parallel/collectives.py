@@ -14,7 +14,7 @@ compiler, all-to-alls, of which a layer has several, are plain ones: they take t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import distributed
@@ -92,7 +92,7 @@ def to_heads(tensors: Sequence[torch.Tensor], group: SequenceGroup) -> list[torc
     The numbers of heads, widths and dtypes may differ, the group's size divides each number. The exchanges of
     the tensors overlap.
     """
-    exchanged = _to_heads(group, *(tensor.transpose(1, 2) for tensor in tensors))
+    exchanged = _exchange(group, True, *(tensor.transpose(1, 2) for tensor in tensors))
     return [heads.transpose(1, 2) for heads in exchanged]
 
 
@@ -101,7 +101,7 @@ def to_positions(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
 
     ``x`` is ``[batch, all, heads / size, width]``, the result ``[batch, part, heads, width]``.
     """
-    (positions,) = _to_positions(group, x)
+    (positions,) = _exchange(group, False, x)
     return positions  # type: ignore[no-any-return]
 
 
@@ -211,47 +211,32 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int64)
 
 
-class _Context(Protocol):
-    group: SequenceGroup
-
-
-class _Cut(_Context, Protocol):
-    dim: int
-    copies: int
-
-
-class _ToHeads(torch.autograd.Function):
-    """``[batch, part, heads, width]`` to ``[batch, all, heads / size, width]``."""
+class _Exchange(torch.autograd.Function):
+    """Positions for heads (``to_heads``), or heads for positions: either is the gradient of the other."""
 
     @staticmethod
-    def forward(ctx: _Context, group: SequenceGroup, *positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.group = group
-        return _heads_of(group, *positions)
+    def forward(
+        ctx: Any,
+        group: SequenceGroup,
+        to_heads: bool,  # noqa: FBT001 - `apply` takes no keywords
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.group, ctx.to_heads = group, to_heads
+        return (_heads_of if to_heads else _positions_of)(group, *tensors)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if is_recorded():
+            return None, None, *_exchange(ctx.group, not ctx.to_heads, *grads)
         # dynamo does not trace a function of several tensors within a backward pass.
-        return None, *(_to_positions if is_recorded() else _positions_of)(ctx.group, *grads)
-
-
-class _ToPositions(torch.autograd.Function):
-    """``[batch, all, heads / size, width]`` to ``[batch, part, heads, width]``."""
-
-    @staticmethod
-    def forward(ctx: _Context, group: SequenceGroup, *heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.group = group
-        return _positions_of(group, *heads)
-
-    @staticmethod
-    def backward(ctx: _Context, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *(_to_heads if is_recorded() else _heads_of)(ctx.group, *grads)
+        return None, None, *(_positions_of if ctx.to_heads else _heads_of)(ctx.group, *grads)
 
 
 class _Gather(torch.autograd.Function):
     """``length`` positions along ``dim`` of what all processes have."""
 
     @staticmethod
-    def forward(ctx: _Cut, x: torch.Tensor, dim: int, length: int, group: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, dim: int, length: int, group: SequenceGroup) -> torch.Tensor:
         ctx.group, ctx.dim, ctx.copies = group, dim, x.shape[dim] * group.size - length
         whole = _gathered_through_peers(x, dim, group)
         if whole is None:
@@ -264,7 +249,7 @@ class _Gather(torch.autograd.Function):
         return whole if torch.compiler.is_compiling() or whole._base is None else whole.data
 
     @staticmethod
-    def backward(ctx: _Cut, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = grad.movedim(ctx.dim, 0)
         if ctx.copies:  # no gradient reaches them
             grad = torch.cat([grad, grad.new_zeros(ctx.copies, *grad.shape[1:])])
@@ -274,7 +259,7 @@ class _Gather(torch.autograd.Function):
 
 class _SumOfParts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         part: torch.Tensor = _OPS.wait_tensor(
             _OPS.reduce_scatter_tensor(_contiguous(x), "sum", group.size, group.name)
@@ -282,22 +267,22 @@ class _SumOfParts(torch.autograd.Function):
         return part
 
     @staticmethod
-    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _gather(grad, 0, grad.shape[0] * ctx.group.size, ctx.group), None
 
 
 class _Average(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         # gloo has no average.
         summed: torch.Tensor = _OPS.wait_tensor(_OPS.all_reduce(x.contiguous(), "sum", group.name))
         return summed / group.size
 
     @staticmethod
-    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grad if grad.dim() == 0 else _average(grad, ctx.group), None
 
 
-_to_heads, _to_positions = applied(_ToHeads, 1), applied(_ToPositions, 1)
+_exchange = applied(_Exchange, 2)
 _gather, _sum_of_parts, _average = applied(_Gather), applied(_SumOfParts), applied(_Average)

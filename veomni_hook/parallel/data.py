@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -38,15 +38,7 @@ _evaluating: ContextVar[bool] = ContextVar("veomni_evaluating", default=False)
 _DIVIDED: WeakSet[Any] = WeakSet()
 
 
-class _Accelerator(Protocol):
-    num_processes: int
-    process_index: int
-    state: object
-
-    def prepare(self, loader: object) -> object: ...
-
-
-def count(accelerator: _Accelerator) -> int:
+def count(accelerator: Any) -> int:
     """Return how many shares of the data there are, for a loader that ``accelerator`` prepares.
 
     A script that has accelerate divide models or sequences in its own way gets that, and a warning.
@@ -57,12 +49,12 @@ def count(accelerator: _Accelerator) -> int:
     return int(accelerator.num_processes) // _size(accelerator)
 
 
-def index(accelerator: _Accelerator) -> int:
+def index(accelerator: Any) -> int:
     """Return which share this process reads; raises like `count`."""
     return int(accelerator.process_index) // _size(accelerator)
 
 
-def prepared(accelerator: _Accelerator, loader: object, training: bool) -> object:  # noqa: FBT001 - as Trainer passes it
+def prepared(accelerator: Any, loader: object, training: bool) -> object:  # noqa: FBT001 - as Trainer passes it
     """Return a loader of Trainer's, prepared by its accelerator."""
     token = _evaluating.set(not training)
     try:
@@ -163,27 +155,23 @@ def _size_for(loader: object) -> int:
     return 1 if loader in _DIVIDED or not distributed.is_initialized() else process.sizes().sp
 
 
-def mesh(accelerator: _Accelerator, own: object) -> object:
+def mesh(accelerator: Any, own: object) -> object:
     """Return the mesh that divides a loader's data: ``own``, the script's; None: `count` and `index` do."""
     return own if _size(accelerator) == 1 else None
 
 
-def _own_axes(state: object) -> list[str]:
-    """Return the axes of accelerate's parallelism along which processes read the same data."""
-    config = getattr(state, "parallelism_config", None)
-    names = [*config.non_dp_dim_names] if config is not None else []
-    for own in (getattr(state, name, None) for name in ("device_mesh", "ds_device_mesh")):
-        names += [name for name in own.mesh_dim_names if not name.startswith("dp")] if own is not None else []
-    return list(dict.fromkeys(names))
-
-
-def _size(accelerator: _Accelerator) -> int:
+def _size(accelerator: Any) -> int:
     size = 1 if _evaluating.get() else process.sizes().sp
     if size == 1:
         return 1
-    if own := _own_axes(accelerator.state):
-        axes = " and ".join(own)
-        process.give_way(f"the script gives accelerate a ParallelismConfig of its own, with {axes}")
+    # The axes of accelerate's parallelism along which processes read the same data.
+    config = getattr(accelerator.state, "parallelism_config", None)
+    axes = [*config.non_dp_dim_names] if config is not None else []
+    for own in (getattr(accelerator.state, name, None) for name in ("device_mesh", "ds_device_mesh")):
+        axes += [name for name in own.mesh_dim_names if not name.startswith("dp")] if own is not None else []
+    if axes:
+        names = " and ".join(dict.fromkeys(axes))
+        process.give_way(f"the script gives accelerate a ParallelismConfig of its own, with {names}")
         return 1
     check_world(size, accelerator.num_processes)
     return size

@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel.expert_plans import experts_of
 
-__all__ = ["Adapters", "has_adapters"]
+__all__ = ["has_adapters", "keep_equal"]
 
 _ATTRIBUTE = "_veomni_averaged"
 
@@ -26,19 +26,20 @@ def has_adapters(model: object) -> bool:
     return hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False)
 
 
-class Adapters:
-    """Before a forward of a divided model: refuses adapters of its experts, and keeps all others equal."""
+def keep_equal(model: nn.Module, args: object) -> None:
+    """Keep adapters of a divided model equal: a hook before its forward.
 
-    def __call__(self, model: nn.Module, args: object) -> None:
-        """Raises `ParallelError` where adapters are of experts."""
-        if not has_adapters(model):
-            return
-        for parameter in _factors(model):
-            if torch.is_grad_enabled() and parameter.requires_grad and not hasattr(parameter, _ATTRIBUTE):
-                with torch.no_grad():
-                    distributed.broadcast(parameter.data, src=0)
-                parameter.register_post_accumulate_grad_hook(_average)  # type: ignore[no-untyped-call]
-                setattr(parameter, _ATTRIBUTE, True)
+    Raises:
+        ParallelError: adapters are of experts.
+    """
+    if not has_adapters(model):
+        return
+    for parameter in _factors(model):
+        if torch.is_grad_enabled() and parameter.requires_grad and not hasattr(parameter, _ATTRIBUTE):
+            with torch.no_grad():
+                distributed.broadcast(parameter.data, src=0)
+            parameter.register_post_accumulate_grad_hook(_average)  # type: ignore[no-untyped-call]
+            setattr(parameter, _ATTRIBUTE, True)
 
 
 def _average(parameter: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import expert_saving
 from veomni_hook.parallel.expert_adapters import has_adapters
-from veomni_hook.parallel.expert_loading import is_ours
+from veomni_hook.parallel.expert_plans import is_ours
 from veomni_hook.parallel.gradient_norm import by_mesh
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def groups(trainer: Trainer, parameters: Any) -> Any:
     ]
 
 
-def _groups(trainer: Trainer) -> expert_saving.Groups:
-    """Return the groups that a trainer's optimizer has in one process, with its parameters here."""
-    own = [group["params"] for group in trainer.optimizer.param_groups]  # of a script's own optimizer
-    groups: expert_saving.Groups = getattr(trainer, _GROUPS, own)
-    return groups
+def _optimizer(trainer: Trainer) -> tuple[torch.optim.Optimizer, expert_saving.Groups]:
+    """Return the optimizer that accelerate has wrapped, and the groups that it has in one process."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    own = [group["params"] for group in optimizer.param_groups]  # of a script's own optimizer
+    return optimizer, getattr(trainer, _GROUPS, own)
 
 
 def saves(trainer: Trainer) -> bool:
@@ -89,7 +89,7 @@ def save_optimizer(trainer: Trainer, folder: str) -> None:
     if not resumes(trainer):
         trainer._save_optimizer_and_scheduler(folder)
         return
-    optimizer, groups = _plain(trainer.optimizer), _groups(trainer)
+    optimizer, groups = _optimizer(trainer)
     expert_saving.save_whole_optimizer(optimizer, groups, os.path.join(folder, _OPTIMIZER))
     if distributed.get_rank() == 0:
         state, first = trainer.lr_scheduler.state_dict(), 0
@@ -120,7 +120,7 @@ def load_optimizer(trainer: Trainer, folder: str | None) -> None:
             where="Trainer.train",
             fix="resume where it was saved, or leave only the weights there to train on from them",
         )
-    optimizer, groups = _plain(trainer.optimizer), _groups(trainer)
+    optimizer, groups = _optimizer(trainer)
     state = torch.load(whole, map_location="cpu", weights_only=True, mmap=True)
     expert_saving.load_whole_optimizer(optimizer, groups, state)
     state = torch.load(scheduler, weights_only=True)
@@ -174,9 +174,3 @@ def load_best(trainer: Trainer) -> None:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local
-
-
-def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that accelerate has wrapped."""
-    plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return plain

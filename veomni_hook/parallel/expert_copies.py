@@ -7,7 +7,7 @@ once: the result does not depend on the order in which programs run.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,44 +53,34 @@ def copies_of(wanted: Tensor, *, by_place: bool) -> Copies:
 
 def spread(rows: Tensor, copies: Copies) -> Tensor:
     """Return ``[copies, width]``: the copies of ``rows`` ``[rows, width]``; differentiable."""
-    return _Spread.apply(rows, *copies)  # type: ignore[no-untyped-call,no-any-return]
+    return _Moved.apply(rows, *copies, False)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def collect(rows: Tensor, copies: Copies) -> Tensor:
     """Return ``[rows, width]``: the sum of each row's copies ``[copies, width]``; differentiable."""
-    return _Collect.apply(rows, *copies)  # type: ignore[no-untyped-call,no-any-return]
+    return _Moved.apply(rows, *copies, True)  # type: ignore[no-untyped-call,no-any-return]
 
 
-class Saved(Protocol):
-    """What a function keeps for its gradient."""
-
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Saved, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(sources, places)
-        return rows.index_select(0, sources)
+class _Moved(torch.autograd.Function):
+    """Rows to their copies, or (``collects``) copies to their rows: either is the gradient of the other."""
 
     @staticmethod
-    def backward(ctx: Saved, grad: Tensor) -> tuple[Tensor, None, None]:
-        return collect(grad, Copies(*ctx.saved_tensors)), None, None
-
-
-class _Collect(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Saved, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        sources: Tensor,
+        places: Tensor,
+        collects: bool,  # noqa: FBT001 - `apply` takes no keywords
+    ) -> Tensor:
         # Saved on every rank, whatever it received: the recompute of a checkpoint, which ends with the last
         # saved tensor, then runs the same exchanges on all ranks.
         ctx.save_for_backward(sources, places)
-        return sum_of_copies(rows, Copies(sources, places))
+        ctx.collects = collects
+        return sum_of_copies(rows, Copies(sources, places)) if collects else rows.index_select(0, sources)
 
     @staticmethod
-    def backward(ctx: Saved, grad: Tensor) -> tuple[Tensor, None, None]:
-        return spread(grad, Copies(*ctx.saved_tensors)), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return (spread if ctx.collects else collect)(grad, Copies(*ctx.saved_tensors)), None, None, None
 
 
 def sum_of_copies(rows: Tensor, copies: Copies) -> Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -223,10 +223,6 @@ class OncePerRank:
         return alone[:0]  # type: ignore[no-any-return]
 
 
-class _Exchange(Protocol):
-    exchange: Exchange
-
-
 class _Delivered(torch.autograd.Function):
     """The weights that arrived with the routing, as a function of those that were sent.
 
@@ -234,12 +230,12 @@ class _Delivered(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: _Exchange, weights: Tensor, routing: Routing) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, routing: Routing) -> Tensor:
         ctx.exchange = routing.exchange
         return routing.weights.clone()
 
     @staticmethod
-    def backward(ctx: _Exchange, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.exchange.back(grad), None
 
 

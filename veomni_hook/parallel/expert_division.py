@@ -9,8 +9,7 @@ one that newer releases divide themselves.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -109,9 +108,9 @@ def finish(model: Any) -> None:
         _shard_experts(module, division.mesh)
     # From the inside out, as FSDP2 asks: what is sharded already is left out of what holds it.
     for module in reversed([*model.modules()]):
-        if module not in division.modules and (
-            type(module).__name__ in model._no_split_modules or _of_other_dtype(module, model.dtype)
-        ):
+        # FSDP2 needs a group for each dtype.
+        is_other = any(own.dtype != model.dtype for own in module.parameters(recurse=False))
+        if module not in division.modules and (is_other or type(module).__name__ in model._no_split_modules):
             fully_shard(module, mesh=world)
     fully_shard(model, mesh=world)
     model._is_fsdp_managed_module = True  # read by transformers' generate: all ranks take the same steps
@@ -127,7 +126,19 @@ def _shard_experts(module: Any, mesh: DeviceMesh) -> None:
     for key, parameter in [*module.named_parameters(recurse=False)]:
         part = DTensor.from_local(parameter.detach().to(mesh.device_type), mesh["ep"], [Shard(0)])
         module._parameters[key] = nn.Parameter(part, parameter.requires_grad)
-    module.forward = _dispatched(module, mesh["ep"])
+    dispatch = OncePerRank(module, mesh["ep"])
+
+    def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        # The code of experts sees this rank's weights as tensors, whose gradients reach the DTensors.
+        whole = dict(module._parameters)
+        own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
+        module._parameters.update(own)
+        try:
+            return dispatch(hidden_states, top_k_index, top_k_weights).to(hidden_states.dtype)
+        finally:
+            module._parameters.update(whole)
+
+    module.forward = forward
     fully_shard(module, mesh=mesh["efsdp"])
     # Tokens of all ranks reach these experts, whose gradients are summed over a part of the ranks.
     module.set_gradient_divide_factor(float(mesh.size()))
@@ -135,33 +146,6 @@ def _shard_experts(module: Any, mesh: DeviceMesh) -> None:
         # A factor in the reduction itself is NCCL's alone, and wrong there in bfloat16 (pytorch#190747).
         # One rank alone divides without a reduction.
         module.set_force_sum_reduction_for_comms(True)
-
-
-def _dispatched(module: Any, mesh: DeviceMesh) -> Callable[..., Tensor]:
-    dispatch = OncePerRank(module, mesh)
-
-    def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        with _own_weights(module):
-            return dispatch(hidden_states, top_k_index, top_k_weights).to(hidden_states.dtype)
-
-    return forward
-
-
-@contextmanager
-def _own_weights(module: nn.Module) -> Iterator[None]:
-    """Let the code of experts see this rank's weights as tensors, whose gradients reach the DTensors."""
-    whole = dict(module._parameters)
-    own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
-    module._parameters.update(own)
-    try:
-        yield
-    finally:
-        module._parameters.update(whole)
-
-
-def _of_other_dtype(module: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether a module has parameters of its own in another dtype: FSDP2 needs a group for each dtype."""
-    return any(own.dtype != dtype for own in module.parameters(recurse=False))
 
 
 def _join() -> None:

@@ -8,12 +8,13 @@ in float32, in the order of ranks, and rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor, autograd
 from torch.nn.functional import pad
 
+from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.readiness import as_soon_as_ready
 from veomni_hook.parallel.expert_copies import Copies, collect, spread
 
@@ -46,11 +47,11 @@ class OfWanted(NamedTuple):
 
         The host calls ``meanwhile`` when rows are on their way.
         """
-        return _exchanged(spread(rows, self.copies), self.sent, self.received, self.group, meanwhile)
+        return _exchange(spread(rows, self.copies), self.sent, self.received, self.group, meanwhile)  # type: ignore[no-any-return]
 
     def back(self, rows: Tensor) -> Tensor:
         """Return, for each row of this rank, the sum of what the ranks made of it."""
-        return collect(_exchanged(rows, self.received, self.sent, self.group), self.copies)
+        return collect(_exchange(rows, self.received, self.sent, self.group, _nothing), self.copies)
 
 
 class OfAll(NamedTuple):
@@ -72,30 +73,25 @@ class OfAll(NamedTuple):
         The host calls ``meanwhile`` when rows are on their way.
         """
         missing = self.most - self.tokens
-        return _to_all(pad(rows, (0, 0, 0, missing)) if missing else rows, self.group, meanwhile)
+        rows = pad(rows, (0, 0, 0, missing)) if missing else rows
+        return _to_all(rows, self.group, meanwhile)  # type: ignore[no-any-return]
 
     def back(self, rows: Tensor) -> Tensor:
         """Return, for each row of this rank, the sum of what the ranks made of it."""
-        return _from_all(rows, self.group)[: self.tokens]
+        return _from_all(rows, self.group)[: self.tokens]  # type: ignore[no-any-return]
 
 
 #: How the rows of one call travel.
 Exchange: TypeAlias = OfWanted | OfAll
 
 
-class _Context(Protocol):
-    group: Any
-    sent: list[int]
-    received: list[int]
-
-
 # Plain collectives: the operators of torch's functional ones take the host several times as long.
 
 
-class _Exchanged(autograd.Function):
+class _Exchange(autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: Any,
         rows: Tensor,
         sent: list[int],
         received: list[int],
@@ -107,13 +103,13 @@ class _Exchanged(autograd.Function):
         return _all_to_all(arrived, rows, received, sent, group, meanwhile)
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return _exchanged(grad, ctx.received, ctx.sent, ctx.group), None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _exchange(grad, ctx.received, ctx.sent, ctx.group, _nothing), None, None, None, None
 
 
 class _ToAll(autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, rows: Tensor, group: Any, meanwhile: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, group: Any, meanwhile: Callable[[], None]) -> Tensor:
         ctx.group = group
         arrived = rows.new_empty(group.size() * rows.shape[0], rows.shape[1])
         work: Any = dist.all_gather_into_tensor(arrived, rows.contiguous(), group=group, async_op=True)
@@ -122,13 +118,13 @@ class _ToAll(autograd.Function):
         return arrived
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _from_all(grad, ctx.group), None, None
 
 
 class _FromAll(autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, rows: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, group: Any) -> Tensor:
         ctx.group = group
 
         def returned(rows: Tensor) -> Tensor:
@@ -138,8 +134,8 @@ class _FromAll(autograd.Function):
         return as_soon_as_ready(returned, rows).view(group.size(), -1, rows.shape[1]).sum(0)
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None]:
-        return _to_all(grad, ctx.group), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _to_all(grad, ctx.group, _nothing), None
 
 
 def _all_to_all(
@@ -151,15 +147,4 @@ def _all_to_all(
     return arrived
 
 
-def _exchanged(
-    rows: Tensor, sent: list[int], received: list[int], group: Any, meanwhile: Callable[[], None] = _nothing
-) -> Tensor:
-    return _Exchanged.apply(rows, sent, received, group, meanwhile)  # type: ignore[no-untyped-call,no-any-return]
-
-
-def _to_all(rows: Tensor, group: Any, meanwhile: Callable[[], None] = _nothing) -> Tensor:
-    return _ToAll.apply(rows, group, meanwhile)  # type: ignore[no-untyped-call,no-any-return]
-
-
-def _from_all(rows: Tensor, group: Any) -> Tensor:
-    return _FromAll.apply(rows, group)  # type: ignore[no-untyped-call,no-any-return]
+_exchange, _to_all, _from_all = applied(_Exchange), applied(_ToAll), applied(_FromAll)

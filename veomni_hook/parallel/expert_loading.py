@@ -11,22 +11,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
-from veomni_hook.parallel.expert_plans import dispatched, plan_of
-from veomni_hook.parallel.expert_setting import is_asked, world_size
+from veomni_hook.parallel.expert_adapters import keep_equal
+from veomni_hook.parallel.expert_dispatch import register
+from veomni_hook.parallel.expert_plans import MARK, dispatched, ep_size, is_ours, plan_of
+from veomni_hook.parallel.expert_replicas import loaded
 from veomni_hook.patches import expert_release
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from transformers.distributed import DistributedConfig
 
-__all__ = ["divided", "ep_size", "finished", "is_ours", "planned", "settled"]
+__all__ = ["divided", "finished", "is_ours", "planned", "settled"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
-_ATTRIBUTE = "_veomni_ep"
 
 
 def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
@@ -42,12 +42,19 @@ def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
             parallelism does not support.
     """
     if getattr(given, "ep_implementation", None) == expert_release.NAME:
-        _register()  # a script that names our dispatch needs no setting for it
-    if not is_asked(given, options.get("tp_plan"), options.get("tp_size")):
+        register()  # a script that names our dispatch needs no setting for it
+    if not process.asks_for_ep(given, options.get("tp_plan"), options.get("tp_size")):
         return given
-    size, world = process.sizes().ep, world_size()
-    _check(kind, size, world, options.get("device_mesh"))
-    return _config(world, size)
+    size = process.sizes().ep
+    _check(kind, size, options.get("device_mesh"))
+    from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
+
+    register()
+    config = DistributedConfig(
+        fsdp_size=process.world_size(), ep_size=size, ep_implementation=expert_release.NAME
+    )
+    setattr(config, MARK, size)
+    return config
 
 
 def planned(model: PreTrainedModel) -> PreTrainedModel:
@@ -56,10 +63,11 @@ def planned(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
     """
-    _leave(model)
+    loaded(model)
     if (size := ep_size(model)) > 1 and is_ours(model):
         model.ep_plan = plan_of(model, size)
-        _watch(model)
+        # Before a forward: adapters may be added after the model was loaded.
+        model.register_forward_pre_hook(keep_equal)
     return model
 
 
@@ -77,8 +85,8 @@ def divided(
     Raises:
         ParallelError: as `settled` and `planned`, or transformers is too old.
     """
-    _leave(model)
-    if not is_asked(*own):
+    loaded(model)
+    if not process.asks_for_ep(*own):
         return model
     size = process.sizes().ep
     if not expert_release.divides_experts():
@@ -88,14 +96,14 @@ def divided(
             where=_WHERE,
             fix=f"pip install 'transformers>={least}', or remove ep",
         )
-    _check(type(model), size, world_size(), device_mesh, device_map)
+    _check(type(model), size, device_mesh, device_map)
     experts = dispatched(model, plan_of(model, size))
     # Here: only in releases that need it.
     from veomni_hook.parallel.expert_division import begin
 
     begin(model, experts, size)
-    setattr(model, _ATTRIBUTE, size)
-    _watch(model)
+    setattr(model, MARK, size)
+    model.register_forward_pre_hook(keep_equal)
     return model
 
 
@@ -108,25 +116,10 @@ def finished(model: PreTrainedModel, told: object) -> object:
     return told
 
 
-def is_ours(model: object) -> bool:
-    """Whether a model's experts are divided because the setting asked for it."""
-    return hasattr(model, _ATTRIBUTE) or hasattr(_given_to(model), _ATTRIBUTE)
-
-
-def ep_size(model: object) -> int:
-    """Return how many processes share the experts of a model, whoever divided them."""
-    return getattr(model, _ATTRIBUTE, None) or getattr(_given_to(model), "ep_size", None) or 1
-
-
-def _given_to(model: object) -> Any:
-    """Return the ``distributed_config`` of a model, or None."""
-    return getattr(getattr(model, "config", None), "distributed_config", None)
-
-
-def _check(kind: type, size: int, world: int, device_mesh: object, device_map: object = None) -> None:
-    if world % size:
+def _check(kind: type, size: int, device_mesh: object, device_map: object = None) -> None:
+    if process.world_size() % size:
         raise ParallelError(
-            f"ep={size} does not divide the {world} processes of this job",
+            f"ep={size} does not divide the {process.world_size()} processes of this job",
             where=_WHERE,
             fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), "
             "or choose another ep",
@@ -137,37 +130,6 @@ def _check(kind: type, size: int, world: int, device_mesh: object, device_map: o
             where=_WHERE,
             fix=fix,
         )
-
-
-def _config(world: int, size: int) -> DistributedConfig:
-    from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
-
-    _register()
-    options: dict[str, Any] = {"fsdp_size": world, "ep_size": size, "ep_implementation": expert_release.NAME}
-    config = DistributedConfig(**options)
-    setattr(config, _ATTRIBUTE, size)
-    return config
-
-
-def _watch(model: PreTrainedModel) -> None:
-    """See adapters before a forward: they may be added after the model was loaded."""
-    from veomni_hook.parallel.expert_adapters import Adapters  # here: it needs torch
-
-    model.register_forward_pre_hook(Adapters())
-
-
-def _leave(model: PreTrainedModel) -> None:
-    from veomni_hook.parallel.expert_replicas import loaded  # here: it needs torch
-
-    loaded(model)
-
-
-def _register() -> None:
-    """Add this package's dispatch to transformers' list."""
-    # Only in processes that dispatch experts.
-    from veomni_hook.parallel.expert_dispatch import register
-
-    register()
 
 
 def _refused(device_mesh: object, device_map: object) -> Iterator[tuple[str, str]]:

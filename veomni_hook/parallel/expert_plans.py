@@ -1,4 +1,4 @@
-"""Which parameters of a model are divided by expert, from what the code of its experts computes.
+"""Which parameters of a model are divided by expert, from what the code of its experts computes; by whom.
 
 Experts are recognised by the op ``moe_experts``: a class with a slot of that op, whose parameters are all
 stacked over the experts. transformers' own plan, a list of paths in the model's config, is kept for what is
@@ -19,8 +19,10 @@ from veomni_hook.kernels.selection.registry import registry
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["dispatched", "experts_of", "plan_of"]
+__all__ = ["MARK", "dispatched", "ep_size", "experts_of", "is_ours", "plan_of"]
 
+#: On a model, or its ``distributed_config``: how many processes share its experts as the setting asked.
+MARK = "_veomni_ep"
 _OP = "moe_experts"
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _DISPATCHED, _DIVIDED = "ep_dispatch_experts", "grouped_gemm"
@@ -44,11 +46,16 @@ def plan_of(model: Any, size: int) -> dict[str, str]:
         plan[key] = _DISPATCHED
         plan |= {f"{key}.{parameter}": _DIVIDED for parameter, _ in module.named_parameters(recurse=False)}
     if not plan:
-        whole = whole or dict.fromkeys(_look_like_experts(model), "their code is not recognised")
+        named = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts"]
+        whole = whole or {type(module).__name__: "their code is not recognised" for module in named}
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in whole.items())
         what = f"its experts cannot be divided: {reasons}" if whole else "it has no experts"
         raise _error(model, size, what)
-    _check_numbers(model, plan, size)
+    for name, module in dispatched(model, plan):
+        count = getattr(module, "num_experts", None)
+        if count is not None and count % size:
+            legal = ", ".join(str(divisor) for divisor in range(2, count + 1) if count % divisor == 0)
+            raise _error(model, size, f"{name} has {count} experts, which ep={size} does not divide", legal)
     return plan
 
 
@@ -59,12 +66,6 @@ def _of_upstream(model: nn.Module) -> dict[str, str]:
     experts = tuple(name for name, style in rules.items() if style == _DISPATCHED and name in names)
     inside = tuple(f"{name}." for name in experts)
     return {name: style for name, style in rules.items() if name in experts or name.startswith(inside)}
-
-
-def _look_like_experts(model: nn.Module) -> list[str]:
-    """Return the classes of modules that are experts by name."""
-    named = (module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts")
-    return [*dict.fromkeys(type(module).__name__ for module in named)]
 
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -104,14 +105,6 @@ def dispatched(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, An
             yield name, module
 
 
-def _check_numbers(model: nn.Module, plan: dict[str, str], size: int) -> None:
-    for name, module in dispatched(model, plan):
-        count = getattr(module, "num_experts", None)
-        if count is not None and count % size:
-            legal = ", ".join(str(divisor) for divisor in range(2, count + 1) if count % divisor == 0)
-            raise _error(model, size, f"{name} has {count} experts, which ep={size} does not divide", legal)
-
-
 def _for_all_layers(name: str) -> str:
     """Return the name of a module or parameter as a key of transformers' plans."""
     return re.sub(r"\.\d+(\.|$)", r".*\1", name)
@@ -125,3 +118,18 @@ def _error(model: Any, size: int, what: str, legal: str = "") -> ParallelError:
         if legal
         else "remove ep, or load this model with distributed_config=DistributedConfig() to keep it whole",
     )
+
+
+def is_ours(model: object) -> bool:
+    """Whether a model's experts are divided because the setting asked for it."""
+    return hasattr(model, MARK) or hasattr(_given_to(model), MARK)
+
+
+def ep_size(model: object) -> int:
+    """Return how many processes share the experts of a model, whoever divided them."""
+    return getattr(model, MARK, None) or getattr(_given_to(model), "ep_size", None) or 1
+
+
+def _given_to(model: object) -> Any:
+    """Return the ``distributed_config`` of a model, or None."""
+    return getattr(getattr(model, "config", None), "distributed_config", None)

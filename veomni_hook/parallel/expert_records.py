@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint as of_torch
 __all__ = ["Record", "checkpoint", "current", "record_checkpoints", "recorded"]
 
 
+@dataclass(eq=False)
 class Record:
     """What one checkpointed function dispatched, in order.
 
@@ -28,10 +30,9 @@ class Record:
         replaying: a pass was complete or failed before; entries are read, not added.
     """
 
-    def __init__(self) -> None:
-        self.replaying = False
-        self._entries: list[tuple[object, Any]] = []
-        self._next = 0
+    replaying: bool = False
+    _entries: list[tuple[object, Any]] = field(default_factory=list)
+    _next: int = 0
 
     def run(self, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Call ``function``; `current` returns this record in it."""

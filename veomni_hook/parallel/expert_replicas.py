@@ -20,7 +20,6 @@ from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import experts_of
-from veomni_hook.parallel.expert_setting import is_asked, world_size
 
 __all__ = ["built", "loaded"]
 
@@ -36,7 +35,7 @@ def built(model: nn.Module) -> nn.Module:
         models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         inner = {part for other in models if other is not model for part in other.modules()}
         if any(module not in inner for _, module in experts_of(model)):
-            model.register_forward_pre_hook(_Replica())
+            model.register_forward_pre_hook(_check_replica)
     return model
 
 
@@ -44,20 +43,18 @@ def loaded(model: nn.Module) -> None:
     """Leave a model to `from_pretrained`, which divides it, or to what the script told it."""
     for module in model.modules():
         hooks = module._forward_pre_hooks
-        for key in [key for key, hook in hooks.items() if isinstance(hook, _Replica)]:
+        for key in [key for key, hook in hooks.items() if hook is _check_replica]:
             del hooks[key]
 
 
-class _Replica:
+def _check_replica(model: nn.Module, args: object) -> None:
     """Before a forward that trains: raises if nobody synchronises a model's replicas, else warns once."""
-
-    def __call__(self, model: nn.Module, args: object) -> None:
-        if not (torch.is_grad_enabled() and model.training):
-            return
-        if is_dynamo_compiling():
-            _check_while_tracing()
-        elif _check(model):
-            loaded(model)
+    if not (torch.is_grad_enabled() and model.training):
+        return
+    if is_dynamo_compiling():
+        _check_while_tracing()
+    elif _check(model):
+        loaded(model)
 
 
 @answered_while_tracing
@@ -72,13 +69,13 @@ def _check(model: nn.Module) -> bool:
         ParallelError: nobody synchronises them.
     """
     trained = any(parameter.requires_grad for parameter in model.parameters())
-    if not trained or not is_asked() or world_size() == 1:
+    if not trained or not process.asks_for_ep() or process.world_size() == 1:
         return False
     name, size = type(model).__name__, process.sizes().ep
     what = f"ep={size} does not divide the experts of {name}: it was built from a config"
     if not _synchronised(model):
         raise ParallelError(
-            f"{what}, and each of {world_size()} processes would train a copy of its own",
+            f"{what}, and each of {process.world_size()} processes would train a copy of its own",
             where=f"{name}.forward",
             fix="save it once with save_pretrained and load it with from_pretrained, or remove ep "
             "(VEOMNI_PARALLEL) and wrap it in DistributedDataParallel or FSDP2",

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.serialization import skip_data
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from veomni_hook.errors import ParallelError
 
@@ -85,7 +85,7 @@ def save_optimizer(
 ) -> None:
     """Save the state of a sharded model's optimizer; `load_optimizer` reads it on any mesh. All call."""
     state = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
-    save({_KEY: tree_map(_in_one_piece, state)}, checkpoint_id=folder)
+    save({_KEY: tree_map_only(DTensor, _in_one_piece, state)}, checkpoint_id=folder)
 
 
 def load_optimizer(
@@ -93,7 +93,7 @@ def load_optimizer(
 ) -> None:
     """Load what `save_optimizer` saved, into an optimizer of the same parameters. All ranks must call."""
     own = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
-    read = tree_map(_in_one_piece, own)
+    read = tree_map_only(DTensor, _in_one_piece, own)
     load({_KEY: read}, checkpoint_id=folder)
     set_optimizer_state_dict(model, optimizer, tree_map(_placed_as, read, own), options=_BY_NAME)
 
@@ -132,15 +132,12 @@ def save_whole_optimizer(
 def _laid_out(state: object, file: str | os.PathLike[str]) -> list[int]:
     """Save ``state`` without the data of its tensors; return where those belong."""
     with FakeTensorMode():
+        empty = tree_map_only(Tensor, lambda value: torch.empty(value.shape, dtype=value.dtype), state)
         with skip_data(materialize_fake_tensors=True):
-            torch.save(tree_map(_without_data, state), file)
+            torch.save(empty, file)
         leaves = tree_leaves(torch.load(file, weights_only=True))
     offsets = (leaf.untyped_storage()._checkpoint_offset for leaf in leaves if isinstance(leaf, Tensor))
     return [offset for offset in offsets if offset is not None]
-
-
-def _without_data(value: object) -> object:
-    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
 
 
 def load_whole_optimizer(optimizer: torch.optim.Optimizer, groups: Groups, state: Mapping[str, Any]) -> None:
@@ -224,13 +221,11 @@ def _divided_as(value: Any, parameter: Tensor) -> Any:
     )
 
 
-def _in_one_piece(value: object) -> object:
+def _in_one_piece(value: DTensor) -> DTensor:
     """Return a tensor of which each rank has one block: the form that checkpoints describe.
 
     Experts that several ranks divide further lie in several blocks.
     """
-    if not isinstance(value, DTensor):
-        return value
     return value.redistribute(
         placements=[Shard(each.dim) if isinstance(each, _StridedShard) else each for each in value.placements]
     )

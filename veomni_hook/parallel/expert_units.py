@@ -10,10 +10,10 @@ the weights'. With a power of two this is exact (in float16, down to its least n
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard as of_torch
 from torch.distributed.tensor import DTensor
@@ -43,8 +43,10 @@ def announce(experts: Any, dispatch: Any) -> None:
 @wraps(of_torch)
 def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, **options: Any) -> Any:
     """`torch.distributed.fsdp.fully_shard`, without the weights of experts that no other rank has."""
-    dispatch = getattr(module, _ATTRIBUTE, None)
-    if dispatch is not None and mesh is not None and mesh.size() == 1 and _are_left_out(module, options):
+    dispatch: Any = getattr(module, _ATTRIBUTE, None)
+    alone = dispatch is not None and mesh is not None and mesh.size() == 1
+    # Nothing else is asked of FSDP2, such as a dtype or a place, and all weights are divided.
+    if alone and options.keys() <= _PLAIN and all(isinstance(one, DTensor) for one in module.parameters()):
         size = dispatch.ep_mesh.size()
         if size & (size - 1) == 0:
             dispatch.divisor = size
@@ -52,26 +54,17 @@ def fully_shard(module: Any, *, mesh: DeviceMesh | None = None, **options: Any) 
     return of_torch(module, mesh=mesh, **options)
 
 
-def _are_left_out(experts: nn.Module, options: dict[str, Any]) -> bool:
-    """Whether nothing else is asked of FSDP2, such as a dtype or a place, and all weights are divided."""
-    return options.keys() <= _PLAIN and all(isinstance(each, DTensor) for each in experts.parameters())
-
-
 def with_scaled_gradient(tensor: Tensor, factor: float) -> Tensor:
     """Return ``tensor``, whose gradient is multiplied by ``factor``."""
     return tensor if factor == 1 else _Scaled.apply(tensor, factor)  # type: ignore[no-untyped-call]
 
 
-class _Factor(Protocol):
-    factor: float
-
-
 class _Scaled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Factor, tensor: Tensor, factor: float) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
         return tensor.detach()  # as a view, models could not add to it in place
 
     @staticmethod
-    def backward(ctx: _Factor, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad * ctx.factor, None

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.shared.samples import boundaries, ends_of, of_rows
 from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
@@ -24,7 +23,7 @@ from veomni_hook.kernels.shared.whole_sequences import SEQUENCES
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, part_length, to_heads, to_positions
 from veomni_hook.parallel.groups import SequenceGroup, choices
-from veomni_hook.parallel.sharding import Sharding, in_force
+from veomni_hook.parallel.sharding import Sharding, in_force, refuse
 
 __all__ = ["attach", "over_sequence"]
 
@@ -61,14 +60,14 @@ def over_sequence(op: str, owner: nn.Module, call: Callable[..., object]) -> Cal
 
 def _outside_of_graphs(run: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     # Boundaries are values, which compiled code does not have.
-    return (_eagerly if given_in(kwargs) and traced() else _directly)(run, *args, **kwargs)
-
-
-def _directly(run: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+    if given_in(kwargs) and traced():
+        return _eagerly(run, *args, **kwargs)
     return run(*args, **kwargs)
 
 
-_eagerly: Call = torch.compiler.disable(_directly)  # type: ignore[no-untyped-call]
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _eagerly(run: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+    return run(*args, **kwargs)
 
 
 def _convolved(
@@ -159,7 +158,8 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
     output, state = call(*wide, g, beta.squeeze(3), *others, **rest)
     sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
-        _refuse(owner, f"its rule returns {list(output.shape)} for {full} positions", group)
+        what = f"its rule returns {list(output.shape)} for {full} positions"
+        refuse(owner, what, group, where=layer_of(owner))
     missing = part * group.size - full
     if missing:
         output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
@@ -171,15 +171,18 @@ def _check(
 ) -> None:
     """Raise if the exchange would not be right for this call."""
     group, heads, keys = sharding.group, value.shape[2], key.shape[2]
+    reason = advice = ""
     if heads % group.size:
         reason = f"sp={group.size} does not divide its {heads} value heads"
-        _refuse(owner, reason, group, f"{choices(heads, group.mesh.size())}, or ")
-    if heads % keys:
-        _refuse(owner, f"it has {keys} key heads for {heads} value heads", group)
-    if named.get("initial_state") is not None:
-        _refuse(owner, "its cache holds a state already", group)
-    if not sharding.has_convolved(owner):
-        _refuse(owner, "the convolution in front of its rule saw a part of the sequence alone", group)
+        advice = f"{choices(heads, group.mesh.size())}, or "
+    elif heads % keys:
+        reason = f"it has {keys} key heads for {heads} value heads"
+    elif named.get("initial_state") is not None:
+        reason = "its cache holds a state already"
+    elif not sharding.has_convolved(owner):
+        reason = "the convolution in front of its rule saw a part of the sequence alone"
+    if reason:
+        refuse(owner, reason, group, where=layer_of(owner), advice=advice)
 
 
 def _samples(sharding: Sharding, rows: int, part: int, named: Named) -> tuple[torch.Tensor | None, Named]:
@@ -191,12 +194,3 @@ def _samples(sharding: Sharding, rows: int, part: int, named: Named) -> tuple[to
     told = int(named[_INDICES].shape[-1]) if ends is None else ends_of(ends)[-1] // rows
     full = sharding.positions(part, told, causal=True)
     return of_rows(rows, full, ends, named.get(_INDICES)), rest
-
-
-def _refuse(owner: nn.Module, reason: str, group: SequenceGroup, advice: str = "") -> None:
-    name = type(owner).__name__
-    raise ParallelError(
-        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
-        where=layer_of(owner),
-        fix=f"{advice}set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
-    )

@@ -41,16 +41,10 @@ class _Noted:
 
 @dataclass(frozen=True)
 class _Rows:
+    rank: int
+    size: int
     group: SequenceGroup
     model: torch.nn.Module
-
-    @property
-    def rank(self) -> int:
-        return self.group.rank
-
-    @property
-    def size(self) -> int:
-        return self.group.size
 
     def own_positions(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         noted = getattr(_root(hidden_states), _ATTRIBUTE, None)
@@ -58,7 +52,8 @@ class _Rows:
             return None
         path = _path(self.model, noted.base)
         # Hooks may want the gradient of all positions, as FSDP2's do where the module is a unit.
-        return noted.part if path and not any(_has_hooks(module) for module in path) else None
+        hooks = [getattr(module, name) for module in path for name in _HOOKS]
+        return noted.part if path and not any(hooks) else None
 
     def own_part(self, x: torch.Tensor) -> torch.Tensor:
         return own_part(x, 1, self.group)
@@ -96,14 +91,10 @@ def _path(model: torch.nn.Module, base: torch.nn.Module) -> list[torch.nn.Module
     return [model.get_submodule(name[:end]) for end in ends] if name else []
 
 
-def _has_hooks(module: torch.nn.Module) -> bool:
-    return any(getattr(module, name) for name in _HOOKS)
-
-
 def _find(model: object) -> _Rows | None:
     """Return the group of a model whose base model is split, or None."""
     if process.sizes().sp == 1 or not torch.is_grad_enabled() or not isinstance(model, torch.nn.Module):
         return None
     shardings = (sharding_of(module) for module in model.modules())
-    sharding = next((sharding for sharding in shardings if sharding is not None), None)
-    return None if sharding is None else _Rows(sharding.group, model)
+    group = next((sharding.group for sharding in shardings if sharding is not None), None)
+    return None if group is None else _Rows(group.rank, group.size, group, model)

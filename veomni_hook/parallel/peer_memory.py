@@ -68,7 +68,11 @@ class Mailbox:
         Both are ``[size, batch, positions, heads, width]`` in any strides; numbers of a row are neighbours.
         Shapes and dtypes are those of the other processes.
         """
-        self._follow()
+        if self._stream is not None:
+            stream = torch.cuda.current_stream(self._memory.device)
+            if stream != self._stream:  # go on behind the last exchange
+                stream.wait_stream(self._stream)
+                self._stream = stream
         whole, slack = bytes_of(sources)
         rounds = max(1, -(-whole // (self.half - slack)))
         for number in range(rounds):
@@ -82,24 +86,16 @@ class Mailbox:
                 letters.append((x, y, numbers))
                 start += (self._size - 1) * room
             for x, y, numbers in letters:
-                _write(x, y, self._memories, numbers, self._size, self._kernels.write)
+                _run(x, y, self._memories, numbers=numbers, size=self._size, function=self._kernels.write)
             self._handle.barrier(0, self._timeout)
             for _, y, numbers in letters:
-                _read(y, self._memories, numbers, self._size, self._kernels.read)
+                _run(y, self._memories, numbers=numbers, size=self._size, function=self._kernels.read)
 
     def finish(self, group: distributed.ProcessGroup) -> None:
         """Wait, in all processes of its group, until nobody writes any more."""
         if self._stream is not None:
             self._stream.synchronize()
         distributed.barrier(group)
-
-    def _follow(self) -> None:
-        """Go on behind the last exchange, if that was on another stream."""
-        if self._stream is not None:
-            stream = torch.cuda.current_stream(self._memory.device)
-            if stream != self._stream:
-                stream.wait_stream(self._stream)
-                self._stream = stream
 
 
 def bytes_of(sources: Sequence[Tensor]) -> tuple[int, int]:
@@ -110,22 +106,15 @@ def bytes_of(sources: Sequence[Tensor]) -> tuple[int, int]:
 
 
 @on_its_device
-def _write(x: Tensor, y: Tensor, memories: Tensor, numbers: Sequence[int], size: int, function: Any) -> None:
-    arguments = *numbers, *x.stride()[:4], *y.stride()[:4]
-    launch, block = _launch(function, 3, x.device, x.dtype, x.shape[-1], size, *_in_64_bits(arguments))
-    launch((size, -(-(numbers[2] - numbers[1]) // block), 1), x, y, memories, *arguments)
-
-
-@on_its_device
-def _read(y: Tensor, memories: Tensor, numbers: Sequence[int], size: int, function: Any) -> None:
-    arguments = *numbers, *y.stride()[:4]
-    launch, block = _launch(function, 2, y.device, y.dtype, y.shape[-1], size, *_in_64_bits(arguments))
-    launch((size - 1, -(-(numbers[2] - numbers[1]) // block), 1), y, memories, *arguments)
-
-
-def _in_64_bits(numbers: Sequence[int]) -> list[bool]:
-    """Which numbers need 64 bits: others, other code."""
-    return [number >= 1 << 31 for number in numbers]
+def _run(*tensors: Tensor, numbers: Sequence[int], size: int, function: Any) -> None:
+    """Launch ``write`` with what is sent, what comes and the memories, or ``read`` without the first."""
+    first, moved = tensors[0], tensors[:-1]
+    arguments = *numbers, *(stride for x in moved for stride in x.stride()[:4])
+    # Numbers that need 64 bits need other code.
+    wide = [number >= 1 << 31 for number in arguments]
+    launch, rows = _launch(function, len(tensors), first.device, first.dtype, first.shape[-1], size, *wide)
+    blocks = size if len(moved) == 2 else size - 1
+    launch((blocks, -(-(numbers[2] - numbers[1]) // rows), 1), *tensors, *arguments)
 
 
 @lru_cache(maxsize=256)

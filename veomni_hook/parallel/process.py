@@ -1,4 +1,4 @@
-"""The sizes in force in this process.
+"""The sizes in force in this process, and how many processes the job has.
 
 The hook tells them with every activation and every patched import. Until then (a plain loop may ask for its
 share of the data before it imports a model), they are those of the environment and the settings file.
@@ -8,6 +8,8 @@ Parallelism that the script has set up itself wins: from `give_way` on, every ax
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +17,7 @@ from functools import cache
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.settings import resolve
 
-__all__ = ["give_way", "left_out", "sizes", "tell"]
+__all__ = ["asks_for_ep", "give_way", "left_out", "sizes", "tell", "world_size"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ _left_out: str | None = None
 def tell(text: str) -> None:
     """Set the sizes: the value of the setting ``parallel``; empty: every axis has size 1."""
     global _told  # noqa: PLW0603
-    _told = Sizes() if _left_out else _parsed(text)
+    _told = Sizes() if _left_out else Sizes.parse(text)
 
 
 def give_way(reason: str) -> None:
@@ -70,9 +72,22 @@ def sizes() -> Sizes:
     return _resolved() if _told is None else _told
 
 
-@cache
-def _parsed(text: str) -> Sizes:
-    return Sizes.parse(text)
+def asks_for_ep(*own: object) -> bool:
+    """Whether the setting asks for divided experts, and the script sets up nothing of its ``own``."""
+    if sizes().ep == 1 or any(given is not None for given in own):
+        return False
+    # Nor has it given accelerate a `ParallelismConfig`.
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return getattr(state, "_shared_state", {}).get("parallelism_config") is None
+
+
+def world_size() -> int:
+    """Return how many processes the job has."""
+    from torch import distributed  # here: reports ask who divided experts, without torch
+
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @cache

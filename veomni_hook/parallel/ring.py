@@ -7,7 +7,7 @@ is computed until `arrived` waits for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -59,19 +59,15 @@ def _sent(x: torch.Tensor, to: int, source: int, ring: SequenceGroup) -> torch.T
     return out
 
 
-class _Context(Protocol):
-    ring: SequenceGroup
-
-
 class _Swap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: torch.Tensor, ring: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, ring: SequenceGroup) -> torch.Tensor:
         ctx.ring = ring
         other = ring.size - 1 - ring.rank
         return arrived(_sent(x, other, other, ring))
 
     @staticmethod
-    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _swap(grad, ctx.ring), None
 
 

@@ -76,8 +76,10 @@ class _Ring(torch.autograd.Function):
     ) -> torch.Tensor:
         with torch.autocast(query.device.type, enabled=False):
             sums = _around((query, key, value), mask, formula, pairs, ring)
-            if sinks is not None:
-                _add_sinks(sums, sinks)
+            if sinks is not None:  # one more score a head, of a key without a value
+                scores = sinks.view(1, -1, 1, 1).to(sums.total).expand_as(sums.total)
+                alone = Sums(scores, torch.ones_like(sums.total), torch.zeros_like(sums.output))
+                merge(sums, (0, scores.shape[2]), alone)
             output = (sums.output / torch.where(sums.total == 0, 1, sums.total)).to(query.dtype)
         ctx.save_for_backward(query, key, value, mask, sinks, output, sums.largest, sums.total)
         ctx.rest = formula, pairs, ring
@@ -88,10 +90,12 @@ class _Ring(torch.autograd.Function):
         query, key, value, mask, sinks, output, largest, total = ctx.saved_tensors
         formula, pairs, ring = ctx.rest
         if is_recorded():
+            world, heads = ring.mesh.size(), key.shape[1] * ring.mesh.size(2)
+            without_ring = choices(world, heads, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
             raise ParallelError(
                 "attention around a ring of processes has no derivative of its gradients",
                 where="a backward pass with create_graph=True",
-                fix=f"{_choices(key, ring)}, or set VEOMNI_PARALLEL without sp",
+                fix=f"{without_ring}, or set VEOMNI_PARALLEL without sp",
             )
         with torch.autocast(query.device.type, enabled=False):
             grad = grad.to(largest.dtype)
@@ -108,12 +112,6 @@ class _Ring(torch.autograd.Function):
 
 
 _attend = applied(_Ring)
-
-
-def _choices(key: torch.Tensor, ring: SequenceGroup) -> str:
-    """Return the advice to choose an ``sp`` without a ring, for the keys of a share of the heads."""
-    world, near = ring.mesh.size(), ring.mesh.size(2)
-    return choices(world, key.shape[1] * near, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 
 
 def _around(
@@ -163,21 +161,12 @@ def _around_again(
             )
         if others is not None:
             of_block.add_(arrived(others))
-    of_key, of_value = _split(at_home.add_(arrived(pass_on(of_block, ring))), key.shape[3])
+    at_home = at_home.add_(arrived(pass_on(of_block, ring)))
+    of_key, of_value = at_home[..., : key.shape[3]], at_home[..., key.shape[3] :]
     return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
 
 
 def _parts(block: torch.Tensor, pair: Pair, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pair's keys and values in a block of both, with keys of ``width`` columns."""
-    return _split(block.narrow(2, *pair.keys), width)
-
-
-def _split(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    block = block.narrow(2, *pair.keys)
     return block[..., :width], block[..., width:]
-
-
-def _add_sinks(sums: Sums, sinks: torch.Tensor) -> None:
-    """Add one more score a head, of a key without a value."""
-    scores = sinks.view(1, -1, 1, 1).to(sums.total).expand_as(sums.total)
-    ones = torch.ones_like(sums.total)
-    merge(sums, (0, scores.shape[2]), Sums(scores, ones, torch.zeros_like(sums.output)))

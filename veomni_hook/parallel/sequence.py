@@ -10,6 +10,7 @@ why): evaluation and generation are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -65,8 +66,10 @@ def shard(
     group, length = sharding.group, hidden_states.shape[1]
     if not is_dynamo_compiling():
         check_same_batch(module, hidden_states, group, first=not sharding.lengths)
-    if cache is not None:
-        _check_cache(type(module).__name__, cache, group)
+        length_of: Any = getattr(cache, "get_seq_length", None)
+        if length_of is not None and length_of() > 0:
+            reason = "its cache holds keys already (generate without gradients)"
+            _refuse(type(module).__name__, group.size, reason)
     sharding.enter(length, cache)
     parts = (_part(other, length, group) for other in others)
     return (own_part(hidden_states, 1, group), *parts)
@@ -111,11 +114,11 @@ def part_of_rows(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor |
     return own_part(mask, 1, sharding.group)
 
 
+@dataclass
 class _Added:
     """What is added to the hidden states of this process's positions behind a layer."""
 
-    def __init__(self, positions: torch.Tensor) -> None:
-        self.positions = positions
+    positions: torch.Tensor
 
 
 def rows_to_add(
@@ -197,20 +200,15 @@ def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
         name, outer = type(module).__name__, sharding.model
         _refuse(name, group.size, f"it runs inside the layers of {outer}, which are split already")
     if sharding is None or not own or sharding.group != group:
-        _check_parameters(module, group)
+        for name, parameter in module.named_parameters():
+            axes = (parameter.device_mesh.mesh_dim_names or ()) if isinstance(parameter, DTensor) else ()
+            if _TENSOR_PARALLEL in axes:  # whose processes need the same positions
+                _refuse(type(module).__name__, group.size, f"tensor parallelism divides {name}")
         sharding = Sharding(module, group)
     link(module, sharding)
     loss.attach()
     linear_attention.attach()
     return sharding
-
-
-def _check_parameters(module: nn.Module, group: SequenceGroup) -> None:
-    """Raise if tensor parallelism divides parameters: its processes need the same positions."""
-    for name, parameter in module.named_parameters():
-        axes = (parameter.device_mesh.mesh_dim_names or ()) if isinstance(parameter, DTensor) else ()
-        if _TENSOR_PARALLEL in axes:
-            _refuse(type(module).__name__, group.size, f"tensor parallelism divides {name}")
 
 
 @answered_while_tracing
@@ -238,12 +236,6 @@ def _part(value: object, length: int, group: SequenceGroup) -> Any:
     if isinstance(value, tuple | list):
         return type(value)([_part(item, length, group) for item in value])
     return value
-
-
-def _check_cache(name: str, cache: object, group: SequenceGroup) -> None:
-    length = getattr(cache, "get_seq_length", None)
-    if not is_dynamo_compiling() and length is not None and length() > 0:
-        _refuse(name, group.size, "its cache holds keys already (generate without gradients)")
 
 
 def _unusable(*_: object, **__: object) -> NoReturn:

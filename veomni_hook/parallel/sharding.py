@@ -7,7 +7,7 @@ belongs to a pass that was split, because no other pass is recomputed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 from weakref import ref
 
 import torch
@@ -22,7 +22,7 @@ from veomni_hook.parallel.groups import SequenceGroup
 if TYPE_CHECKING:
     from transformers import Cache
 
-__all__ = ["Sharding", "in_force", "link", "sharding_of"]
+__all__ = ["Sharding", "in_force", "link", "refuse", "sharding_of"]
 
 _ATTRIBUTE = "_veomni_sequence"
 
@@ -158,3 +158,23 @@ def in_force(module: nn.Module) -> Sharding | None:
 def _in_backward() -> bool:
     """Return whether autograd runs a backward pass in this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def refuse(
+    module: nn.Module, reason: str, group: SequenceGroup, *, where: str = "", advice: str = ""
+) -> NoReturn:
+    """Raise because attention cannot run with the positions of one process.
+
+    Args:
+        module: attention.
+        reason: why.
+        group: the processes that share its sequences.
+        where: the place; empty: the class of the module.
+        advice: what to do, in front of the advice that always holds.
+    """
+    name = type(module).__name__
+    raise ParallelError(
+        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
+        where=where or f"attention of {name}",
+        fix=f"{advice}set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
+    )

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_leaves, tree_map
 
 from veomni_hook.kernels.shared.host_values import host_copies, host_copy, note_copy
 from veomni_hook.parallel import process
@@ -79,9 +79,10 @@ def shard(
         return whole
     group = _group(module)
     rows = hidden_states.shape[0]
-    if group is None or hidden_states.dim() != 2 or not all(_has_rows(table, rows) for table in tables):
+    operands = tree_leaves((hidden_states, tables))
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 2 and len(x) == rows for x in operands):
         return whole
-    if any(key in _CAPTURED for key in captured()) or replaced_layer(module):
+    if group is None or any(key in _CAPTURED for key in captured()) or replaced_layer(module):
         return whole
     ends = _ends(rows, boundaries)
     if len(ends) < 3:
@@ -96,7 +97,7 @@ def shard(
         Share(counts, group),
         hidden_states[start:end],
         *(_between(boundary, start, end) for boundary in boundaries),
-        *(_part(table, start, end) for table in tables),
+        *tree_map(lambda table: table[start:end], tables),
     )
 
 
@@ -146,18 +147,6 @@ def _homes(module: nn.Module) -> Iterator[str]:
         )
         if function is not None:
             yield getattr(function, "__module__", None) or ""
-
-
-def _has_rows(table: object, rows: int) -> bool:
-    if isinstance(table, tuple | list):
-        return all(_has_rows(part, rows) for part in table)
-    return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[0] == rows
-
-
-def _part(table: Any, start: int, end: int) -> Any:
-    if isinstance(table, tuple | list):
-        return type(table)([_part(part, start, end) for part in table])
-    return table[start:end]
 
 
 def _ends(rows: int, boundaries: Sequence[torch.Tensor]) -> list[int]:

@@ -11,23 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup
-from veomni_hook.parallel.sharding import in_force
+from veomni_hook.parallel.sharding import in_force, refuse
 from veomni_hook.patches.upstream_names import KEPT, names
 
 __all__ = ["has_whole_keys", "own_queries", "whole_keys"]
 
 _MARK = "_veomni_whole_keys"
-#: An empty cache of each module of attention.
+#: An empty cache of the layer of each module of attention.
 _EMPTY: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
@@ -75,14 +74,19 @@ def own_queries(
     expected = [query.shape[2], key.shape[2]]
     if not isinstance(mask, torch.Tensor) or [*mask.shape[-2:]] != expected:
         said = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        _refuse(module, f"its mask is {said}, not one of {expected[0]} queries and {expected[1]} keys", group)
+        refuse(module, f"its mask is {said}, not one of {expected[0]} queries and {expected[1]} keys", group)
 
 
 class _Keys:
     """A cache, and its layer of one module: empty in front of the keys that it gathers."""
 
     def __init__(self, module: nn.Module, group: SequenceGroup, part: int, full: int) -> None:
-        self._layer, self._group, self._part, self._full = _empty(module), group, part, full
+        if module not in _EMPTY:
+            from transformers import DynamicCache
+
+            config: Any = module.config
+            _EMPTY[module] = DynamicCache(config=config).layers[module.layer_idx]
+        self._layer, self._group, self._part, self._full = deepcopy(_EMPTY[module]), group, part, full
 
     @property
     def layers(self) -> _Keys:
@@ -113,15 +117,6 @@ class _Keys:
         return method(*(whole.get(id(state), state) for state in states if not isinstance(state, int)))
 
 
-def _empty(module: nn.Module) -> Any:
-    """Return an empty cache of the layer of ``module``."""
-    if module not in _EMPTY:
-        from transformers import DynamicCache
-
-        _EMPTY[module] = DynamicCache(config=module.config).layers[module.layer_idx]
-    return deepcopy(_EMPTY[module])
-
-
 def _rows(
     module: nn.Module, mask: Any, part: int, full: int, group: SequenceGroup, device: torch.device
 ) -> torch.Tensor:
@@ -132,7 +127,7 @@ def _rows(
         return mask if mask.shape[2] == 1 else own_part(mask, 2, group)
     config: Any = module.config
     if mask is not None or config._attn_implementation != "sdpa":
-        _refuse(module, f"its mask is a {type(mask).__name__}: choose sdpa or eager attention", group)
+        refuse(module, f"its mask is a {type(mask).__name__}: choose sdpa or eager attention", group)
     # torch's fused attention takes no mask for that of causal attention, with as many queries as keys.
     queries = torch.arange(part, device=device) + group.rank * part
     return (torch.arange(full, device=device) <= queries[:, None])[None, None]
@@ -145,12 +140,3 @@ def _part(positions: Any, group: SequenceGroup) -> Any:
         known = names("positions")
         return {name: _part(value, group) if name in known else value for name, value in positions.items()}
     return positions
-
-
-def _refuse(module: nn.Module, reason: str, group: SequenceGroup) -> NoReturn:
-    name = type(module).__name__
-    raise ParallelError(
-        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
-        where=f"attention of {name}",
-        fix="set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
-    )

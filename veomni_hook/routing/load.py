@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ class Layer(NamedTuple):
     entropy: float | None
 
 
+@dataclass(eq=False, repr=False)
 class Load:
     """What `monitor` has counted, by the name of the router. Tensors are on the device of the model.
 
@@ -45,10 +47,9 @@ class Load:
         tokens: int64 without dimensions: how many tokens the router has routed.
     """
 
-    def __init__(self) -> None:
-        self.counts: dict[str, torch.Tensor] = {}
-        self.entropies: dict[str, torch.Tensor] = {}
-        self.tokens: dict[str, torch.Tensor] = {}
+    counts: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    entropies: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    tokens: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
         return f"Load({len(self.counts)} routers)"

@@ -107,7 +107,10 @@ class Routes:
 
     def to(self, device: torch.device | str) -> Routes:
         """Return the same routes on another device."""
-        return self._changed(lambda tensor: tensor.to(device))
+        return self._of({
+            name: [call.map(lambda tensor: tensor.to(device)) for call in calls]
+            for name, calls in self._calls.items()
+        })  # fmt: skip
 
     def rows(self, start: int, stop: int) -> Routes:
         """Return the routes of the tokens ``start`` to ``stop``, such as those of a micro-batch.
@@ -177,9 +180,6 @@ class Routes:
                 "as_sequences(batch) makes one call of all",
             )
         return calls[0]
-
-    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Routes:
-        return self._of({name: [call.map(change) for call in calls] for name, calls in self._calls.items()})
 
 
 def _as_one(calls: Sequence[Call], batch: int = 1) -> Call:

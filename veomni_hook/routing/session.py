@@ -149,12 +149,14 @@ def _settle() -> None:
 def _around(slot: Slot, router: nn.Module, run: Kernel | None, operands: tuple[object, ...]) -> Kernel | None:
     if in_backward():
         recalled = _history.recall(router)
-        return run if recalled is None else partial(_repeated, at_given(slot.variant, run), recalled)
+        if recalled is None:
+            return run
+        kernel = at_given(slot.variant, run)
+        return lambda *operands: kernel(*operands, indices=recalled.indices(operands[0]))
     sessions = [session for session in _open if router in session.routers.names]
     if not sessions:
         _history.passed(router)
-        if not _open and not _history:
-            _settle()
+        _settle()
         return run
     changed = None if run is not None else slot.replaced(router, operands)
     if changed is not None:
@@ -164,10 +166,6 @@ def _around(slot: Slot, router: nn.Module, run: Kernel | None, operands: tuple[o
             fix="undo the replacement, or use leave=(...) with the router's name",
         )
     return partial(_routed, sessions, slot.variant, router, run)
-
-
-def _repeated(kernel: Kernel, recorded: Given, *operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return kernel(*operands, indices=recorded.indices(operands[0]))
 
 
 def _routed(
@@ -185,9 +183,8 @@ def _routed(
         _history.passed(router)
     else:
         name = session.routers.names[router]
-        recorded = Given(
-            call, _fitting(session.where, name, call, logits, operands[_places(variant)["top_k"]], split)
-        )
+        _check_fits(session.where, name, call, logits, operands[_places(variant)["top_k"]], split)
+        recorded = Given(call, split)
         weights, indices = at_given(variant, run)(*operands, indices=recorded.indices(logits))
         _history.note(router, recorded, weights)
     for observer in sessions:
@@ -197,22 +194,21 @@ def _routed(
     return weights, indices
 
 
-def _fitting(
+def _check_fits(
     where: str, name: str, call: Call, logits: torch.Tensor, top_k: int, split: Split | None
-) -> Split | None:
-    """Return how the call's tokens are split over processes; raise if they are not those of ``logits``."""
+) -> None:
+    """Raise if the call's tokens are not those of ``logits``, of this process."""
     own = logits.shape[:-1].numel()
     whole = own if split is None else split.tokens
-    if (call.experts, *call.ids.shape) == (logits.shape[-1], whole, top_k):
-        return split
-    raise RoutingError(
-        f"the routes of {name} are {call.ids.shape[1]} of {call.experts} experts for {call.ids.shape[0]} "
-        f"tokens, but the router chooses {top_k} of {logits.shape[-1]} for {whole}",
-        where=where,
-        fix="replay routes with the batch, and the model, that they were recorded with. Routes of `generate` "
-        "are one call for each token: Routes.as_sequences(batch) makes one call of all, for every token of "
-        "the result but the last. Routes.rows and Routes.joined cut and join by tokens",
-    )
+    if (call.experts, *call.ids.shape) != (logits.shape[-1], whole, top_k):
+        raise RoutingError(
+            f"the routes of {name} are {call.ids.shape[1]} of {call.experts} experts for {call.ids.shape[0]} "
+            f"tokens, but the router chooses {top_k} of {logits.shape[-1]} for {whole}",
+            where=where,
+            fix="replay routes with the batch, and the model, that they were recorded with. Routes of "
+            "`generate` are one call for each token: Routes.as_sequences(batch) makes one call of all, for "
+            "every token of the result but the last. Routes.rows and Routes.joined cut and join by tokens",
+        )
 
 
 @cache

@@ -1,7 +1,9 @@
 """Functions with the arguments and results of VeOmni's slots, made from our kernels.
 
-Each one here takes the name of a backend and returns what VeOmni's slot calls. What a slot calls with, and
-what it expects, is what VeOmni's generated files do (``veomni/models/transformers/*/generated``).
+Each one here takes the name of a backend, behind that of a variant where several fit, and returns what
+VeOmni's slot calls. Where the slot calls with the operands of our reference, it gets a `Backend` itself.
+What a slot calls with, and what it expects, is what VeOmni's generated files do
+(``veomni/models/transformers/*/generated``).
 """
 
 from __future__ import annotations
@@ -24,9 +26,6 @@ __all__ = [
     "gated_rms_norm",
     "load_balancing_loss",
     "norm_forward",
-    "one_plus_rms_norm",
-    "partial_rotary",
-    "rms_norm",
     "rotary",
     "swiglu_mlp",
     "unweighted_rms_norm",
@@ -34,25 +33,6 @@ __all__ = [
 ]
 
 _GATES = {"silu": functional.silu, "swish": functional.silu, "sigmoid": torch.sigmoid}
-
-
-def rms_norm(backend: str) -> Callable[..., Tensor]:
-    """``(hidden_states, weight, eps)``."""
-    return _rms_norm("cast_before_weight", backend)
-
-
-def one_plus_rms_norm(backend: str) -> Callable[..., Tensor]:
-    """``(hidden_states, weight, eps)`` with the factor ``1 + weight``."""
-    return _rms_norm("one_plus_weight", backend)
-
-
-def _rms_norm(variant: str, backend: str) -> Callable[..., Tensor]:
-    kernel = Backend("rms_norm", variant, backend)
-
-    def normalised(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return kernel(hidden_states, weight, eps)  # type: ignore[no-any-return]
-
-    return normalised
 
 
 def unweighted_rms_norm(backend: str) -> Callable[..., Tensor]:
@@ -69,11 +49,11 @@ def unweighted_rms_norm(backend: str) -> Callable[..., Tensor]:
 
 def norm_forward(backend: str) -> Callable[..., Tensor]:
     """The ``forward`` of an RMSNorm module, whose epsilon is ``variance_epsilon`` or ``eps``."""
-    normalised = rms_norm(backend)
+    kernel = Backend("rms_norm", "cast_before_weight", backend)
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
-        return normalised(hidden_states, self.weight, eps)
+        return kernel(hidden_states, self.weight, eps)  # type: ignore[no-any-return]
 
     return forward
 
@@ -121,30 +101,8 @@ def gated_rms_norm(backend: str) -> type[nn.Module]:
     return GatedRMSNorm
 
 
-def rotary(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """``(q, k, cos, sin, position_ids=None, unsqueeze_dim=1)`` over the full head_dim."""
-    return _rotary("half_split", backend)
-
-
-def partial_rotary(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`rotary` of the first numbers of head_dim, as many as ``cos`` has; the rest stays."""
-    return _rotary("half_split_partial", backend)
-
-
-def vision_rotary(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """``(q, k, cos, sin)``: q and k ``[length, heads, head_dim]``, turned in float32."""
-    turned = _rotary("half_split_fp32", backend)
-
-    def both(
-        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: object = None, unsqueeze_dim: int = 1
-    ) -> tuple[Tensor, Tensor]:
-        # Upstream gives these tables their heads at -2, whatever it is told.
-        return turned(q, k, cos, sin, unsqueeze_dim=-2)
-
-    return both
-
-
-def _rotary(variant: str, backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def rotary(variant: str, backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """``(q, k, cos, sin, position_ids=None, unsqueeze_dim=1)``."""
     kernel = Backend("rotary", variant, backend)
 
     def both(
@@ -153,6 +111,19 @@ def _rotary(variant: str, backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
         operands = q, k, cos, sin, unsqueeze_dim
         # The rule's last operand is the function that the kernel replaces: any function of modeling code.
         return kernel.asked(*operands, both)(*operands)  # type: ignore[no-any-return]
+
+    return both
+
+
+def vision_rotary(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """``(q, k, cos, sin)``: q and k ``[length, heads, head_dim]``, turned in float32."""
+    turned = rotary("half_split_fp32", backend)
+
+    def both(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: object = None, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        # Upstream gives these tables their heads at -2, whatever it is told.
+        return turned(q, k, cos, sin, unsqueeze_dim=-2)
 
     return both
 

@@ -28,12 +28,8 @@ def entry(op: str, backend: str) -> str:
 
 
 @cache
-def _made(op: str, backend: str) -> object:
-    return LEGACY[op][0](backend)
-
-
 def __getattr__(name: str) -> object:
     op, _, backend = name.rpartition("_")
     if op in LEGACY and backend in BACKENDS:
-        return _made(op, backend)
+        return LEGACY[op][0](backend)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ our kernel as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from veomni_hook.integrations.veomni.backend import kernel_of, name_of, unmet
 from veomni_hook.integrations.veomni.upstream import attribute
 from veomni_hook.kernels.linear_cross_entropy import requested_call
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy, token_log_probs
-from veomni_hook.kernels.linear_cross_entropy.objective import Teacher
 
 __all__ = ["Outputs", "causal_lm_loss", "log_probs", "sequence_classification_loss"]
 
@@ -71,6 +70,8 @@ def log_probs(
 ) -> Any:
     """Return VeOmni's ``FusedLinearAuxOutput``: ``log_probs`` and ``entropy``, or those of a distillation.
 
+    They are float32, in the shape of the labels.
+
     Args:
         labels: a token for each position; under sequence parallelism, the collator has shifted them.
         ignore_index: the label of positions that get zeros.
@@ -85,8 +86,18 @@ def log_probs(
         if not state().sp_enabled:
             target = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
             teacher = None if teacher is None else teacher.shifted()
-    make_aux = attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")
-    return make_aux(**_statistics(backend, target, teacher, ignore_index, options))
+    hidden_states, weights = _needed(options.get("hidden_states"), options.get("weights"))
+    if target is None:
+        raise _wrong("log-probabilities need labels", "pass labels or shift_labels")
+    temperature = options.get("temperature", 1.0)
+    statistics = token_log_probs(
+        hidden_states, weights, target.to(hidden_states.device), ignore_index=ignore_index,
+        scale=None if temperature == 1 else 1 / temperature, entropy=True, teacher=teacher, backend=backend,
+    )  # fmt: skip
+    fields = {name: getattr(statistics, name) for name in requested_call.fields_of(options)}
+    # Masses have no gradient.
+    fields = {name: value.detach() if name.endswith("mass") else value for name, value in fields.items()}
+    return attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")(**fields)
 
 
 def sequence_classification_loss(backend: str) -> Callable[..., Outputs]:
@@ -119,26 +130,6 @@ def _cross_entropy(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
     of_rows.__name__ = f"{name_of(backend)}_cross_entropy"
     return of_rows
-
-
-def _statistics(
-    backend: str | None,
-    target: Tensor | None,
-    teacher: Teacher | None,
-    ignore_index: int,
-    options: Mapping[str, Any],
-) -> dict[str, Tensor | None]:
-    """Return what is asked for, float32, in the shape of the target; masses have no gradient."""
-    hidden_states, weights = _needed(options.get("hidden_states"), options.get("weights"))
-    if target is None:
-        raise _wrong("log-probabilities need labels", "pass labels or shift_labels")
-    temperature = options.get("temperature", 1.0)
-    statistics = token_log_probs(
-        hidden_states, weights, target.to(hidden_states.device), ignore_index=ignore_index,
-        scale=None if temperature == 1 else 1 / temperature, entropy=True, teacher=teacher, backend=backend,
-    )  # fmt: skip
-    found = {name: getattr(statistics, name) for name in requested_call.fields_of(options)}
-    return {name: value.detach() if name.endswith("mass") else value for name, value in found.items()}
 
 
 def _needed(hidden_states: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:

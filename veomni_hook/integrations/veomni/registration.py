@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from veomni_hook.errors import KernelError
 from veomni_hook.integrations.veomni import adapters, losses
-from veomni_hook.integrations.veomni.backend import BACKENDS, kernel_of, name_of
+from veomni_hook.integrations.veomni.backend import BACKENDS, Backend, kernel_of, name_of
 from veomni_hook.integrations.veomni.entries import LEGACY, entry
-from veomni_hook.integrations.veomni.upstream import Veomni, attribute, gather, no_slot
-from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.integrations.veomni.upstream import Veomni, attribute, gather
 from veomni_hook.layout import table
 
 __all__ = ["OfferedKernel", "Registration", "register"]
@@ -32,13 +31,13 @@ _OFFERS = (
         ("rms_norm", "standard"),
         "rms_norm_implementation",
         ("rms_norm", "cast_before_weight"),
-        adapters.rms_norm,
+        partial(Backend, "rms_norm", "cast_before_weight"),
     ),
     _Offer(
         ("rms_norm", "qwen3_5"),
         "rms_norm_implementation",
         ("rms_norm", "one_plus_weight"),
-        adapters.one_plus_rms_norm,
+        partial(Backend, "rms_norm", "one_plus_weight"),
     ),
     _Offer(
         ("rms_norm", "unweighted"),
@@ -53,13 +52,16 @@ _OFFERS = (
         adapters.gated_rms_norm,
     ),
     _Offer(
-        ("rotary_pos_emb", "full"), "rotary_pos_emb_implementation", ("rotary", "half_split"), adapters.rotary
+        ("rotary_pos_emb", "full"),
+        "rotary_pos_emb_implementation",
+        ("rotary", "half_split"),
+        partial(adapters.rotary, "half_split"),
     ),
     _Offer(
         ("rotary_pos_emb", "partial"),
         "rotary_pos_emb_implementation",
         ("rotary", "half_split_partial"),
-        adapters.partial_rotary,
+        partial(adapters.rotary, "half_split_partial"),
     ),
     _Offer(
         ("rotary_pos_emb_vision", "full"),
@@ -187,10 +189,7 @@ def register(*backends: str) -> Registration:
             fix=f"backends: {', '.join(BACKENDS)}",
         )
     wanted = tuple(backend for backend in BACKENDS if backend in backends or not backends)
-    veomni = gather(tuple(LEGACY))
-    for offer in _OFFERS:
-        if not veomni.registry.list_available(*offer.slot):
-            raise no_slot(*offer.slot)
+    veomni = gather([offer.slot for offer in _OFFERS], tuple(LEGACY))
     offered = tuple(_offer(veomni, offer, backend) for offer in _OFFERS for backend in wanted)
     return Registration(offered, (*_extend_lists(veomni, wanted), *_stand_in(veomni)))
 
@@ -198,7 +197,14 @@ def register(*backends: str) -> Registration:
 def _offer(veomni: Veomni, offer: _Offer, backend: str) -> OfferedKernel:
     """Put one kernel into VeOmni's registry, unless it is there."""
     (op, variant), name, kernel = offer.slot, name_of(backend), kernel_of(*offer.ours, backend)
-    device = _device(kernel)
+    devices = kernel.requires.devices
+    # VeOmni has no word for a CPU. Binding checks that the machine has one of several devices (`unmet`).
+    device = _DEVICES[devices[0]] if len(devices) == 1 else "any"
+
+    # A plain function: VeOmni reads the __code__ of a factory that replaces another.
+    def factory() -> Any:
+        return offer.make(backend)
+
     if name not in veomni.registry.list_available(op, variant):
         capability = kernel.requires.min_capability
         least = None if capability is None else capability[0] * 10 + capability[1]
@@ -207,26 +213,12 @@ def _offer(veomni: Veomni, offer: _Offer, backend: str) -> OfferedKernel:
                 name=name,
                 op_name=op,
                 variant=variant,
-                factory=_factory(offer.make, backend),
+                factory=factory,
                 hardware=veomni.hardware(device_type=device, min_compute_capability=least),
                 description=f"veomni_hook {'/'.join(offer.ours)}, {backend}: {kernel.description}",
             )
         )
     return OfferedKernel(op, variant, name, offer.field, "/".join(offer.ours), device)
-
-
-def _factory(make: Callable[[str], object], backend: str) -> Callable[[], Any]:
-    # A plain function: VeOmni reads the __code__ of a factory that replaces another.
-    def factory() -> Any:
-        return make(backend)
-
-    return factory
-
-
-def _device(kernel: Kernel) -> str:
-    devices = kernel.requires.devices
-    # VeOmni has no word for a CPU. Binding checks that the machine has one of several devices (`unmet`).
-    return _DEVICES[devices[0]] if len(devices) == 1 else "any"
 
 
 def _extend_lists(veomni: Veomni, backends: tuple[str, ...]) -> list[str]:

@@ -42,21 +42,17 @@ def loss_of(model: Any, count: int) -> Callable[..., Any]:
 
 
 def _values(function: Callable[..., Tensor], count: int, **given: Any) -> Outputs:
+    values: tuple[Any, ...]
     if given.get("return_log_probs") and "num_labels" not in given:
-        return _filled(count, None, None, log_probs(**given))
-    logits = given.pop("logits", None)
-    if logits is None:
-        logits = functional.linear(given["hidden_states"], given["weights"])
-    rest = {name: value for name, value in given.items() if name not in _OWN}
-    if "num_labels" in rest:
-        loss = _of_positions(logits, **rest)
+        values = None, None, log_probs(**given)
     else:
-        loss = function(logits=logits, **rest)
-    return _filled(count, loss, logits.reshape(-1, logits.shape[-1]))
-
-
-def _filled(count: int, *values: object) -> Outputs:
-    return (*values, *[None] * count)[:count]  # type: ignore[return-value]
+        logits = given.pop("logits", None)
+        if logits is None:
+            logits = functional.linear(given["hidden_states"], given["weights"])
+        rest = {name: value for name, value in given.items() if name not in _OWN}
+        loss = _of_positions(logits, **rest) if "num_labels" in rest else function(logits=logits, **rest)
+        values = loss, logits.reshape(-1, logits.shape[-1])
+    return (*values, *[None] * count)[:count]
 
 
 def _of_positions(

@@ -8,6 +8,7 @@ kernels.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from veomni_hook.errors import KernelError
 
-__all__ = ["Veomni", "attribute", "gather", "no_slot"]
+__all__ = ["Veomni", "attribute", "gather"]
 
 _WHERE = "veomni_hook.integrations.veomni"
 _RELEASE = "0.1.12"
@@ -57,8 +58,12 @@ def attribute(module: str, name: str) -> Any:
     return getattr(imported, name)
 
 
-def gather(legacy_ops: tuple[str, ...]) -> Veomni:
-    """Return the parts of VeOmni that a registration uses; ``legacy_ops`` are ops of its older registry.
+def gather(slots: Iterable[tuple[str, str]], legacy_ops: tuple[str, ...]) -> Veomni:
+    """Return the parts of VeOmni that a registration uses.
+
+    Args:
+        slots: the slots, ops and variants, that are offered a kernel.
+        legacy_ops: ops of its older registry.
 
     Raises:
         KernelError: VeOmni cannot be imported, or one of the parts is not there or has another form.
@@ -71,6 +76,9 @@ def gather(legacy_ops: tuple[str, ...]) -> Veomni:
     for method in ("register", "resolve", "list_available"):
         if not callable(getattr(registry, method, None)):
             raise _changed(f"{home}.KERNEL_REGISTRY has no method {method!r}")
+    for op, variant in slots:
+        if not registry.list_available(op, variant):  # nothing would ever ask for ours
+            raise _changed(f"its kernel registry has nothing for op {op!r}, variant {variant!r}")
     allowed = attribute("veomni.arguments.arguments_types", "_NPU_ALLOWED")
     if not isinstance(allowed, dict) or not all(isinstance(names, frozenset) for names in allowed.values()):
         raise _changed("veomni.arguments.arguments_types._NPU_ALLOWED is no dict of frozensets")
@@ -91,11 +99,6 @@ def gather(legacy_ops: tuple[str, ...]) -> Veomni:
         experts=experts,
         allowed_on_npu=allowed,
     )
-
-
-def no_slot(op: str, variant: str) -> KernelError:
-    """Return the error for a slot that VeOmni itself has no kernel for: nothing would ever ask for ours."""
-    return _changed(f"its kernel registry has nothing for op {op!r}, variant {variant!r}")
 
 
 def _backends_of(op: str, home: str) -> dict[str, Any]:
@@ -126,30 +129,21 @@ def _imported(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise _missing(error, module) from error
+        name = error.name or module
+        if name.startswith("veomni."):
+            raise _changed(f"there is no module {name}") from error
+        if name == "veomni":
+            what, fix = "the package veomni is not installed", f"pip install --no-deps veomni=={_RELEASE}"
+        else:
+            what = f"{module} cannot be imported: it needs the package {name}, which is not installed"
+            fix = f"install {name}"
+        raise KernelError(what, where=_WHERE, fix=fix) from error
     except ImportError as error:
         raise KernelError(
             f"{module} cannot be imported: {error}",
             where=_WHERE,
             fix="install the releases of torch and transformers that this VeOmni was made for",
         ) from error
-
-
-def _missing(error: ModuleNotFoundError, module: str) -> KernelError:
-    name = error.name or module
-    if name == "veomni":
-        return KernelError(
-            "the package veomni is not installed",
-            where=_WHERE,
-            fix=f"pip install --no-deps veomni=={_RELEASE}",
-        )
-    if name.startswith("veomni."):
-        return _changed(f"there is no module {name}")
-    return KernelError(
-        f"{module} cannot be imported: it needs the package {name}, which is not installed",
-        where=_WHERE,
-        fix=f"install {name}",
-    )
 
 
 def _changed(what: str) -> KernelError:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
 from veomni_hook.parallel import process
-from veomni_hook.parallel.expert_loading import ep_size, is_ours
-from veomni_hook.parallel.expert_plans import experts_of
+from veomni_hook.parallel.expert_plans import ep_size, experts_of, is_ours
 from veomni_hook.patches.expert_release import NAME
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER
 
