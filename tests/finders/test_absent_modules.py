@@ -96,7 +96,7 @@ def test_the_real_transformers(pattern, said):
 
 def test_a_module_that_is_no_target_is_patched_only_where_its_config_is_registered():
     assert "only where the text of a config" in problem("transformers.models.qwen3.configuration_qwen3")
-    for module in ("transformers.activations", "json.decoder"):
+    for module in ("transformers.pytorch_utils", "json.decoder"):
         assert "is not a modeling module of transformers" in problem(module)
         assert "veomni_hook.register(config)" in problem(module)
         assert problem(module, registered=True) == ""

@@ -84,8 +84,8 @@ class TestBind:
     @pytest.mark.parametrize(
         ("preset", "ops", "listed"),
         [
-            (None, {"norm": "torch"}, "ops: add_layer_norm"),
-            (None, {"norm": None}, "ops: add_layer_norm"),
+            (None, {"norm": "torch"}, "ops: activation, add_layer_norm"),
+            (None, {"norm": None}, "ops: activation, add_layer_norm"),
             (None, {"rms_norm": "fast"}, "for rms_norm: auto, eager"),
             ("fast", {}, "for every op: auto, eager"),
         ],

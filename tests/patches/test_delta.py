@@ -7,6 +7,7 @@ import pytest
 from veomni_hook.patches.delta import delta
 
 UPSTREAM = '''
+from __future__ import annotations
 from torch import nn
 from elsewhere import one, two
 

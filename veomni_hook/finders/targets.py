@@ -19,7 +19,6 @@ _LOG_PROBS = "the kernel for log-probabilities of tokens"
 _DATA = "the handling of batches that a setting asks for"
 #: The targets that all models share, and what models lose if one of them is not patched.
 SHARED = {
-    "transformers.activations": ("kernels for activations of several operators",),
     "transformers.configuration_utils": (_CHOICES,),
     "transformers.integrations.sdpa_attention": ("kernels for sliding windows",),
     "transformers.masking_utils": ("kernels for sliding windows", "compiled code without masks"),
@@ -28,8 +27,12 @@ SHARED = {
     INTERFACES: (_CHOICES, "the check that all experts were loaded"),
     REMOTE_LOADING: ("patches of remote code",),
 }
-#: The targets of other packages: layers that they put into models.
-LAYERS = {"peft.tuners.lora.bnb": (_LORA,), "peft.tuners.lora.layer": (_LORA,)}
+#: The targets whose classes are layers of others' models.
+LAYERS = {
+    "peft.tuners.lora.bnb": (_LORA,),
+    "peft.tuners.lora.layer": (_LORA,),
+    "transformers.activations": ("kernels for activations of several operators",),
+}
 #: The targets that load or train models and hold no code of them.
 TRAINING = {
     "accelerate.accelerator": (_DATA,),

@@ -11,7 +11,8 @@ from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, unknown
 
 KNOWN = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "relu2": "relu_squared", "sigmoid": "sigmoid", "quick_gelu": "quick_gelu",
+    "relu2": "relu_squared", "sigmoid": "sigmoid", "quick_gelu": "quick_gelu", "gelu_new": "gelu_tanh_cubed",
+    "gelu_fast": "gelu_tanh_factored",
 }  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from veomni_hook.errors import PatchConflictError, PatchTargetError, Replacement
 UPSTREAM = '''\
 # Licence.
 """Doc."""
+from __future__ import annotations
+
 import os
 if os:
     import sys

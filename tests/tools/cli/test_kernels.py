@@ -62,7 +62,7 @@ def test_another_system_needs_no_such_machine() -> None:
     assert report["system"] == "cuda, SM90, all packages assumed"
     chosen = {(row["op"], row["variant"]): row["backend"] for row in report["kernels"] if row["chosen"]}
     assert chosen["rms_norm", "cast_before_weight"] == "triton"
-    assert report["presets"]["triton"][0] == "add_layer_norm"
+    assert report["presets"]["triton"][0] == "activation"
 
 
 def test_a_preset_shows_where_a_call_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_a_dump_is_the_stored_file_with_absolute_imports(tiny: Command, tmp_path
             f"# Made by:    VEOMNI_PATCHES=tiny_config veomni-hook dump {TINY} --device gpu",
             f"# See what changed: veomni-hook diff {TINY}",
         ),
-        ("from transformers.activations import double", "from ...activations import double"),
+        ("from transformers.pytorch_utils import double", "from ...pytorch_utils import double"),
     ]
     assert "[PATCHED METHOD] TinyNorm.forward" in done.out and "+ 100" in done.out
 

@@ -31,9 +31,13 @@ def _scaled_sigmoid_backward(grad: Tensor, x: Tensor, sigmoid: Tensor, alpha: fl
     return grad * sigmoid * (1 + alpha * x * (1 - sigmoid))
 
 
+#: The same function however it is written.
+_GELU_TANH = partial(_ops.gelu_backward, approximate="tanh")
 _BACKWARD: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": _ops.silu_backward,
-    "gelu_tanh": partial(_ops.gelu_backward, approximate="tanh"),
+    "gelu_tanh": _GELU_TANH,
+    "gelu_tanh_cubed": _GELU_TANH,
+    "gelu_tanh_factored": _GELU_TANH,
     "gelu": _ops.gelu_backward,
     "relu": lambda grad, x: grad * (x > 0),
     "relu_squared": lambda grad, x: grad * (2 * x.clamp(min=0)),

@@ -1,6 +1,6 @@
 """A model of two classes."""
 
-from ...activations import double
+from ...pytorch_utils import double
 
 
 class TinyNorm:

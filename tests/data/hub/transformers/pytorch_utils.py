@@ -1,4 +1,4 @@
-"""Activations."""
+"""What models call."""
 
 
 def double(x):
