@@ -20,7 +20,9 @@ def test_every_patched_module_and_its_diff_are_written(python, tmp_path):
         assert str(path.relative_to(tmp_path)) in ran.err
     dumped, stored = path.read_text(), Path(ran.out.strip()).read_text()
     different = [(a, b) for a, b in zip(dumped.splitlines(), stored.splitlines(), strict=True) if a != b]
-    assert different == [("from transformers.pytorch_utils import double", "from ...pytorch_utils import double")]
+    assert different == [
+        ("from transformers.pytorch_utils import double", "from ...pytorch_utils import double")
+    ]
     diff = path.with_suffix(".diff").read_text()
     assert "+        return double(x) + self.bias + 100  # noqa: F821" in diff
     assert "[PATCHED" not in diff
