@@ -11,8 +11,8 @@ from veomni_hook.kernels.selection.table import TRITON, backend, op
 __all__ = ["OP", "VARIANTS"]
 
 # Not automatic: the host pays more for them than for torch's operator. With both ops, steps one after another
-# took 0.98 to 1.00 of the time on an H200 at 8,192 tokens of StarCoder2, GPT-2-XL, Phi-2, GPT-NeoX and OPT, and
-# 1.07 and 1.13 at 2,048 and 1,024 tokens of StarCoder2-3B, where the host is the limit.
+# took 0.98 to 1.00 of the time on an H200 at 8,192 tokens of StarCoder2, GPT-2-XL, Phi-2, GPT-NeoX and OPT,
+# and 1.07 and 1.13 at 2,048 and 1,024 tokens of StarCoder2-3B, where the host is the limit.
 _TRITON = backend(
     "triton",
     "..layer_norm.modules:{variant}",
