@@ -62,7 +62,7 @@ def _planned(
 _differentiated: Callable[..., Tensor] = differentiable(
     _activation,
     lambda saved, rest, wanted, dy: (_activation_backward(*saved, dy, rest[0]),),
-    lambda x, number, out: _FORMULAS[number](x).to(out),
+    lambda x, number, out: _FORMULAS[number](x.to(out)),
     tensors=1,
 )
 
