@@ -6,6 +6,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -28,6 +30,7 @@ FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, EXPERTS),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM, {}),
+    "nemotron": (NemotronConfig, NemotronForCausalLM, {}),
 }
 IDS = torch.arange(1, 25).reshape(2, 12)
 

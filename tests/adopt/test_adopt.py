@@ -29,6 +29,7 @@ OPS = {
         LOSS, "rms_norm/one_plus_weight", "add_rms_norm/one_plus_weight", "rotary/half_split",
         "qk_norm_rotary/one_plus_weight_half_split",
     },
+    "nemotron": {LOSS, "activation/relu_squared", "rotary/half_split_partial"},
 }  # fmt: skip
 CLOSE = 5e-6
 

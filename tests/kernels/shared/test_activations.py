@@ -1,4 +1,5 @@
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch.nn import functional
 from transformers import activations as upstream
 from transformers.activations import ACT2FN
 
-from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, unknown
+from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, unknown, widened
 
 KNOWN = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -79,3 +80,10 @@ def test_what_a_call_adds_is_no_name(activation):
 def test_other_things(activation):
     assert name_of(activation) is None
     assert unknown(activation)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_powers_are_widened_by_autocast_on_a_gpu_alone(monkeypatch, on_gpu, autocast):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast and kind == "cuda")
+    assert widened(SimpleNamespace(is_cuda=on_gpu)) is (on_gpu and autocast)

@@ -13,7 +13,7 @@ from functools import cache, partial
 import torch
 
 from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS, Plan, plan_of
-from veomni_hook.kernels.shared.activations import FUNCTIONS, widened
+from veomni_hook.kernels.shared.activations import FUNCTIONS, POWERS, widened
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 from veomni_hook.kernels.shared.operators import operator
@@ -74,7 +74,7 @@ def kernel(variant: str) -> Callable[[Tensor], Tensor]:
 
 
 def _run(variant: str, x: Tensor) -> Tensor:
-    out = torch.float32 if widened(variant, x) else x.dtype
+    out = torch.float32 if variant in POWERS and widened(x) else x.dtype
     return _differentiated(x, ACTIVATIONS[variant], out)
 
 

@@ -21,7 +21,14 @@ import triton.language as tl
 
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, Rule, product_of
-from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, name_of_accepted, unknown, widened
+from veomni_hook.kernels.shared.activations import (
+    FUNCTIONS,
+    POWERS,
+    name_of,
+    name_of_accepted,
+    unknown,
+    widened,
+)
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -124,12 +131,12 @@ def _gated_mlp(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence[
         return y
     kind = gate.device, gate.dtype, gate.shape
     form = tuple(code)
-    launched = plan_of(*kind, (gate.stride(), up.stride()), form, None)
-    if launched is None:
+    plan = plan_of(*kind, (gate.stride(), up.stride()), form, None)
+    if plan is None:
         gate, up = readable(gate)[0], readable(up)[0]
-        launched = plan_of(*kind, (gate.stride(), up.stride()), form, None)
-        assert launched is not None  # noqa: S101
-    launch, grid, sizes, rows = launched
+        plan = plan_of(*kind, (gate.stride(), up.stride()), form, None)
+        assert plan is not None  # noqa: S101
+    launch, grid, sizes, rows = plan
     launch(grid, gate, up, y, *sizes, *numbers, *rows)
     return y
 
@@ -158,12 +165,12 @@ def _gated_mlp_backward(
         return dgate, dup, y
     kind = gate.device, gate.dtype, gate.shape
     form = tuple(code)
-    launched = plan_of(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
-    if launched is None:
+    plan = plan_of(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
+    if plan is None:
         gate, up, dy = readable(gate)[0], readable(up)[0], readable(dy)[0]
-        launched = plan_of(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
-        assert launched is not None  # noqa: S101
-    launch, grid, sizes, rows = launched
+        plan = plan_of(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
+        assert plan is not None  # noqa: S101
+    launch, grid, sizes, rows = plan
     launch(grid, gate, up, dy, dgate, dup, y, *sizes, *numbers, *rows)
     return dgate, dup, y
 
@@ -259,6 +266,6 @@ def refuses(owner: object, x: Tensor, activation: object = torch.sigmoid) -> str
     name = name_of(activation)
     if name not in ACTIVATIONS:
         return unknown(activation)
-    if widened(name, x):
+    if name in POWERS and widened(x):
         return "autocast computes the powers of this activation, and what follows, in float32"
     return not_plain(x) or untraceable()

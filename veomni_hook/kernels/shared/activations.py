@@ -19,7 +19,7 @@ from veomni_hook.kernels.shared.module_calls import call_is_seen, has_code, is_a
 from veomni_hook.kernels.shared.origin import written_in
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 
-__all__ = ["FUNCTIONS", "name_of", "name_of_accepted", "unknown", "widened"]
+__all__ = ["FUNCTIONS", "POWERS", "name_of", "name_of_accepted", "unknown", "widened"]
 
 
 def _relu_squared(x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 #: Those with a power: autocast on CUDA computes it in float32, and so is the result.
-_POWERS = frozenset(("gelu_tanh_cubed", "relu_squared"))
+POWERS = frozenset(("gelu_tanh_cubed", "relu_squared"))
 
 # For calls with one argument, as in gated products.
 _BY_FUNCTION: dict[Any, str] = {
@@ -104,9 +104,9 @@ def name_of(activation: Any) -> str | None:
         return None  # unhashable, so not a known function
 
 
-def widened(name: str | None, x: torch.Tensor) -> bool:
-    """Return whether upstream computes this activation of ``x`` in float32 now, whatever its dtype."""
-    return name in _POWERS and x.is_cuda and torch.is_autocast_enabled("cuda")
+def widened(x: torch.Tensor) -> bool:
+    """Return whether upstream computes `POWERS` of ``x`` in float32 now, whatever its dtype."""
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def name_of_accepted(activation: Any) -> str | None:
