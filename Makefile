@@ -15,13 +15,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Material for MkDocs says at each build until when it is maintained: May 2027. Its successor, Zensical, runs no hooks.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo test slow lint format docs bench matrix recipes frontends releases proof rehearse stress clean
+.PHONY: help setup demo test slow gpu lint format docs bench matrix recipes frontends releases proof rehearse stress clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     set up what it needs and fine-tune a small language model without and with the hook"
 	@echo "make test     set everything up and run the test suite (JOBS=$(JOBS) workers)"
 	@echo "make slow     run the tests that the default suite leaves out"
+	@echo "make gpu      run the tests of kernels compiled, on an NVIDIA GPU"
 	@echo "make lint     ruff, mypy --strict, layers and circles of imports, and a strict build of the site"
 	@echo "make format   format the code and apply ruff's safe fixes"
 	@echo "make docs     build the site into build/site; ARGS=serve shows it while you write"
@@ -78,6 +79,11 @@ test: $(STAMP)
 slow: $(STAMP)
 	@$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
+
+# Elsewhere no test sees a GPU.
+gpu: $(STAMP)
+	@$(COMPILE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "gpu and not slow" $(ARGS)
 
 # Not `mkdocs --quiet`: that silences warnings before strictness counts them.
 lint: $(STAMP)

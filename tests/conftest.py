@@ -7,9 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-if not torch.cuda.is_available():
-    # Before anything imports triton (`torch.compile` does): its functions are compiled or interpreted from then on.
-    os.environ["TRITON_INTERPRET"] = "1"
+KERNELS = Path(__file__).parent / "kernels"
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,11 +18,25 @@ settings.load_profile("any machine")
 gc.set_threshold(100_000, 50, 100)
 
 
+def pytest_configure(config):
+    """Lets tests see a GPU, and Triton compile for it, under ``-m gpu`` alone: elsewhere they are those of any machine."""
+    if "gpu" in config.getoption("markexpr"):
+        # As torch's products; the oracle of a convolution would have fewer digits than the kernel.
+        torch.backends.cudnn.allow_tf32 = False
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not torch.cuda.is_available():
+        # Before anything imports triton (`torch.compile` does): its functions are compiled or interpreted from then on.
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as slow what ``sample`` leaves out of the default suite."""
+    """Marks as slow what ``sample`` leaves out of the default suite, and what runs on a GPU, too."""
     cases = defaultdict(list)
     for item in items:
+        if item.path.is_relative_to(KERNELS):
+            item.add_marker(pytest.mark.gpu)
         if (sample := item.get_closest_marker("sample")) and not item.get_closest_marker("slow"):
             cases[item.parent.nodeid, item.originalname, sample.args].append(item)
     for (_, _, (count,)), tests in cases.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, NamedTuple
 
@@ -46,12 +47,14 @@ class Compiled(NamedTuple):
         shared: the bytes of shared memory that it takes.
         unwritten: instructions that read a uniform register which nothing has written, if looked for.
         mx: whether it multiplies in MX, by the GPU's own instructions.
+        contracted: whether a product and a sum in 16 bits are one operation, which rounds once.
     """
 
     name: str
     shared: int
     unwritten: list[str]
     mx: bool
+    contracted: bool
 
 
 class _Driver:
@@ -83,7 +86,8 @@ def pretend(gpu: GPU) -> list[Compiled]:
         # Of other generations the instructions are not known here.
         wrong = unwritten(kernel.asm["cubin"]) if gpu.capability == _HOPPER else []
         by_scales = "mxf8f6f4.block_scale" in kernel.asm["ptx"]
-        found.append(Compiled(self.__name__, kernel.metadata.shared, wrong, by_scales))
+        contracted = re.search(r"fma\.rn\.b?f16", kernel.asm["ptx"]) is not None
+        found.append(Compiled(self.__name__, kernel.metadata.shared, wrong, by_scales, contracted))
         return kernel
 
     JITFunction.run = compiled

@@ -6,6 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
 
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.head_parts import triton as kernels
 from veomni_hook.kernels.selection.process_choice import set_choice
 
@@ -19,14 +20,14 @@ FIELDS = {
 def attention(module, prefix, implementation):
     config = getattr(module, f"{prefix}Config")(**FIELDS, attn_implementation=implementation)
     torch.manual_seed(0)
-    made = getattr(module, f"{prefix}Attention")(config, layer_idx=0)
-    return made, getattr(module, f"{prefix}RotaryEmbedding")(config)
+    made = getattr(module, f"{prefix}Attention")(config, layer_idx=0).to(DEVICE)
+    return made, getattr(module, f"{prefix}RotaryEmbedding")(config).to(DEVICE)
 
 
 def results(module, prefix, implementation, *, again=False):
     made, rotary = attention(module, prefix, implementation)
-    x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    tables = rotary(x, torch.arange(6)[None])
+    x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE).requires_grad_()
+    tables = rotary(x, torch.arange(6, device=DEVICE)[None])
 
     def run(x):
         return made(x, position_embeddings=tables, attention_mask=None)[0]
@@ -58,7 +59,7 @@ def test_attention_is_upstreams(modules, anywhere, monkeypatch, family, implemen
 
 
 def test_autograd_keeps_neither_heads_nor_parts():
-    x = torch.randn(2, 5, 3, 6, requires_grad=True)
+    x = torch.randn(2, 5, 3, 6, device=DEVICE, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         parts = kernels.split(x.transpose(1, 2), [4, 2], -1, torch.split)
@@ -76,17 +77,17 @@ def test_few_numbers_are_left_to_torch(monkeypatch):
 
 
 def test_the_join_has_the_order_of_the_projection_and_spares_its_gradient_a_copy():
-    projected = torch.randn(2, 5, 3 * 6, requires_grad=True)
+    projected = torch.randn(2, 5, 3 * 6, device=DEVICE, requires_grad=True)
     x = projected.view(2, 5, 3, 6).transpose(1, 2)
     passed, turned = kernels.split(x, [4, 2], -1, torch.split)
-    shared = torch.randn(2, 1, 5, 2).expand(2, 3, 5, 2)
+    shared = torch.randn(2, 1, 5, 2, device=DEVICE).expand(2, 3, 5, 2)
     for parts in ((passed, turned * 2), (passed, shared), (shared, passed)):
         assert kernels.joined(parts, -1, torch.cat).transpose(1, 2).is_contiguous()
     joined = kernels.joined((passed, turned), -1, torch.cat)
     for incoming in (
-        torch.randn(2, 3, 5, 6),
-        torch.randn(2, 5, 3, 6).transpose(1, 2),
-        torch.ones(()).expand(2, 3, 5, 6),
+        torch.randn(2, 3, 5, 6, device=DEVICE),
+        torch.randn(2, 5, 3, 6, device=DEVICE).transpose(1, 2),
+        torch.ones((), device=DEVICE).expand(2, 3, 5, 6),
     ):
         (gradient,) = torch.autograd.grad(joined, x, incoming, retain_graph=True)
         assert torch.equal(gradient, incoming) and gradient.transpose(1, 2).is_contiguous()

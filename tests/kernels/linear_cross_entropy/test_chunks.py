@@ -49,7 +49,7 @@ class Widths(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
-            a, b = args[-2:]
+            a, b = [each for each in args if isinstance(each, torch.Tensor)][-2:]
             self.found += [*a.shape[1:], *b.shape, *(max(each.stride()) for each in (a, b))]
         return function(*args, **kwargs)
 

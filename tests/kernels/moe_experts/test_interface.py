@@ -94,7 +94,9 @@ def test_it_survives_a_copy_of_the_config_and_is_saved_by_no_name(model, tmp_pat
 
 
 def test_explain_says_what_a_backend_by_name_overrides(patched_moe):
-    made = patched_moe.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE)
+    # A GPU's grouped products are in bfloat16.
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    made = patched_moe.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE, dtype)
     vars(made.config)["_veomni_experts_choice"] = "grouped_mm"  # what patched transformers notes of a choice
     set_choice("moe_experts=torch")
     said = "torch, chosen by name, overrides experts_implementation='grouped_mm'"

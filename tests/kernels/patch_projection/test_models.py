@@ -126,7 +126,8 @@ def test_auto_takes_the_product_for_patches(modules, family):
     inputs = batch(family)
     set_choice("auto")
     step = trained(ours, inputs)
-    expected = {"torch": "picked by auto"} if FAMILIES[family][3] else {"eager": "several blocks"}
+    copied = DEVICE == "cpu" and not FAMILIES[family][3]  # a GPU gains by the copy
+    expected = {"eager": "several blocks"} if copied else {"torch": "picked by auto"}
     for backend, reason in outcomes(ours):
         assert expected[backend] in reason
     assert len(outcomes(ours)) == ROWS.get(family, 1)

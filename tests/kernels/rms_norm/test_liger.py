@@ -1,4 +1,4 @@
-"""Liger's RMSNorm, where it is installed: through the interpreter on a CPU, compiled on a GPU."""
+"""Liger's RMSNorm, where it is installed, on a GPU."""
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ pytest.importorskip("liger_kernel")
 VARIANTS = [kernel for kernel in registry.kernels("rms_norm") if kernel.backend == "liger"]
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="this kernel of Liger does not run in the interpreter")
 @pytest.mark.parametrize("kernel", VARIANTS, ids=lambda kernel: kernel.variant)
 def test_equals_the_reference_and_keeps_the_gradient_that_arrives(kernel):
     x, dy = torch.randn(2, 5, 7, 32, device=DEVICE)

@@ -247,8 +247,9 @@ def test_compiles_without_a_break(backend):
     torch.compiler.reset()
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     assert_matches(compiled, theirs, [torch.randn(4, 6, 8, device=DEVICE), torch.randn(12, 8, device=DEVICE)])
-    with pytest.raises(RuntimeError, match="fewer rows"):
-        compiled(torch.randn(4, 6, 8, device=DEVICE), torch.randn(11, 8, device=DEVICE))
+    if DEVICE == "cpu":  # a GPU's assertion ends the process's use of it
+        with pytest.raises(RuntimeError, match="fewer rows"):
+            compiled(torch.randn(4, 6, 8), torch.randn(11, 8))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a GPU's synchronisations")
