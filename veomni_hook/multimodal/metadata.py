@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from veomni_hook.errors import VeomniHookWarning
+from veomni_hook.kernels.shared.origin import definition_of
 from veomni_hook.multimodal.carried import carried
 from veomni_hook.multimodal.positions import (
     Positions,
     has_positions,
     modeling_of,
-    parsed,
     position_ids,
     understanding,
 )
@@ -198,7 +198,7 @@ def _steps(config: object) -> Iterator[Step]:
         with torch.device("meta"):
             tower = kind._from_config(sight)
         known = {_SIZES}
-        calls = (node for node in ast.walk(parsed(kind.forward)) if isinstance(node, ast.Assign))
+        calls = (node for node in ast.walk(definition_of(kind.forward)) if isinstance(node, ast.Assign))
         for node in sorted(calls, key=lambda assignment: assignment.lineno):
             step = _step(node, module, tower)
             if step is None:
@@ -237,7 +237,7 @@ def _step(node: ast.Assign, module: object, tower: object) -> Step | None:
         return None
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
     results = tuple(target.id for target in targets if isinstance(target, ast.Name))
-    taken = precomputed_names(parsed(getattr(module, call.func.id)))
+    taken = precomputed_names(definition_of(getattr(module, call.func.id)))
     if taken and set(taken) != set(results):
         return None
     try:

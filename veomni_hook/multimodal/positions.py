@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from veomni_hook.errors import MultimodalError
+from veomni_hook.kernels.shared.origin import definition_of
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.upstream_names import POSITIONS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Positions", "has_positions", "modeling_of", "parsed", "position_ids", "understanding"]
+__all__ = ["Positions", "has_positions", "modeling_of", "position_ids", "understanding"]
 
 _CONFIGURATION = "configuration_"
 #: Modules of the classes that all configurations derive from, with the name of `_CONFIGURATION` replaced.
@@ -164,12 +164,5 @@ def _computes(kind: Any) -> Any:
 @lru_cache(maxsize=64)
 def _computed_in(forward: Any) -> Found | None:
     """Return how a forward pass computes positions itself."""
-    matches = (_IN_FORWARD.match(node) for node in ast.walk(parsed(forward)))
+    matches = (_IN_FORWARD.match(node) for node in ast.walk(definition_of(forward)))
     return next((found for found in matches if found is not None), None)
-
-
-def parsed(function: Any) -> ast.FunctionDef:
-    """Return the definition of a function, without what decorators have put around it."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
-    assert isinstance(definition, ast.FunctionDef)  # noqa: S101
-    return definition

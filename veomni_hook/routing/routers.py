@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -15,6 +13,7 @@ from torch import nn
 from veomni_hook.errors import RoutingError
 from veomni_hook.kernels.explain.no_slots import no_slots
 from veomni_hook.kernels.explain.places import places_of
+from veomni_hook.kernels.shared.origin import definition_of
 from veomni_hook.layout import counted, shortened
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
@@ -116,11 +115,8 @@ def _looks_up(module: nn.Module) -> bool:
     if not tables:
         return False
     try:
-        text = inspect.getsource(inspect.unwrap(type(module).forward))
-    except (OSError, TypeError):  # what it reads is not known
-        return False
-    (function,) = ast.parse(textwrap.dedent(text)).body
-    if not isinstance(function, ast.FunctionDef):
+        function = definition_of(type(module).forward)
+    except (OSError, TypeError, SyntaxError):  # what it reads is not known
         return False
     nodes = [*walk_ast(function)]
     if any(isinstance(node, ast.Attribute) and node.attr in _CHOICES for node in nodes):

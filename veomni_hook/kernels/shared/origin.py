@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-__all__ = ["home_of", "name_of", "names_in", "underlying", "written_in"]
+__all__ = ["definition_of", "home_of", "name_of", "names_in", "underlying", "written_in"]
 
 
 def written_in(function: Any) -> tuple[str, str]:
@@ -19,6 +22,19 @@ def written_in(function: Any) -> tuple[str, str]:
     if code is None:
         return str(type(function).__module__), type(function).__qualname__
     return str(function.__globals__.get("__name__", "")), str(code.co_qualname)
+
+
+def definition_of(function: Any) -> ast.FunctionDef:
+    """Return the definition of a function or of code, without what decorators have put around it.
+
+    Raises:
+        OSError, TypeError: its text is not known.
+        SyntaxError: its text is not a definition of a function.
+    """
+    node, *more = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+    if more or not isinstance(node, ast.FunctionDef):
+        raise SyntaxError(f"{function} is not defined by def")
+    return node
 
 
 def name_of(function: object) -> str:

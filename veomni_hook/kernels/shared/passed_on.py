@@ -6,25 +6,27 @@ where none is to be moved (ms-swift's LoRA).
 
 from __future__ import annotations
 
-import dis
+import ast
 from functools import lru_cache
+from itertools import chain
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
+from veomni_hook.kernels.shared.origin import definition_of
+
 __all__ = ["passes_on"]
 
 #: What a wrapper may read of tensors, so that its way depends on nothing but their devices.
 _OF_TENSORS = frozenset(("device", "to"))
 _GLOBALS = frozenset(("hasattr",))
-#: Prefixes of bytecode that changes nothing but locals, or makes no value that a call could change.
+#: Syntax that changes nothing but locals, or makes no value that a call could change.
 _HARMLESS = (
-    "BINARY_SUBSCR", "BUILD_", "CACHE", "CALL", "COMPARE_OP", "COPY", "DICT_MERGE", "DICT_UPDATE",
-    "EXTENDED_ARG", "IS_OP", "JUMP", "KW_NAMES", "LIST_EXTEND", "LIST_TO_TUPLE", "LOAD_ATTR", "LOAD_CONST",
-    "LOAD_FAST", "LOAD_GLOBAL", "LOAD_METHOD", "NOP", "NOT_TAKEN", "POP_", "PRECALL", "PUSH_NULL", "RESUME",
-    "RETURN_", "STORE_FAST", "SWAP", "TO_BOOL", "UNARY_NOT",
+    ast.Return, ast.If, ast.Assign, ast.Expr, ast.Name, ast.Attribute, ast.Call, ast.keyword, ast.Starred,
+    ast.Subscript, ast.Slice, ast.Constant, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.UnaryOp,
+    ast.Not, ast.IfExp, ast.Tuple, ast.List, ast.Dict, ast.expr_context,
 )  # fmt: skip
 
 
@@ -76,15 +78,22 @@ class _StandIn:
 @lru_cache(maxsize=64)
 def _changes_nothing(code: CodeType) -> bool:
     """Return whether ``code`` only reads, calls what it was passed, and asks tensors for their devices."""
-    if code.co_freevars or code.co_cellvars:
+    try:
+        body = definition_of(code).body
+    except (OSError, TypeError, SyntaxError):  # what it does is not known
         return False
-    for instruction in dis.get_instructions(code):
-        name = instruction.argval
-        if not instruction.opname.startswith(_HARMLESS):
-            return False
-        if instruction.opname == "LOAD_GLOBAL" and name not in _GLOBALS:
-            return False
-        read = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        if read and hasattr(torch.Tensor, name) and name not in _OF_TENSORS:
-            return False
+    nodes = chain.from_iterable(map(ast.walk, body))
+    return all(isinstance(node, _HARMLESS) and _reads_no_more(node, code.co_varnames) for node in nodes)
+
+
+def _reads_no_more(node: ast.AST, locals_: tuple[str, ...]) -> bool:
+    """Return whether a name is local or known, and an attribute only read, of a tensor only its device."""
+    if isinstance(node, ast.Name):
+        return node.id in locals_ or node.id in _GLOBALS
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.ctx, ast.Load) and (
+            node.attr in _OF_TENSORS or not hasattr(torch.Tensor, node.attr)
+        )
     return True
