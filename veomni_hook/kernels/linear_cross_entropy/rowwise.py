@@ -39,7 +39,8 @@ class Rows(NamedTuple):
     @classmethod
     def empty(cls, x: torch.Tensor, form: Form, ids: torch.Tensor | None = None) -> Rows:
         """Allocate results for the rows of ``x``; without ``ids``, ``k`` is 0."""
-        losses, lse, log_probs, entropy = x.new_zeros((4, x.shape[0]), dtype=torch.float32).unbind()
+        # Each in memory of its own: torch 2.11 cannot trace a function that returns several views of one.
+        losses, lse, log_probs, entropy = (x.new_zeros(x.shape[0], dtype=torch.float32) for _ in range(4))
         tokens = x.new_empty(x.shape[0] if form.predictions else 0, dtype=torch.int64)
         ids = x.new_empty((x.shape[0], 0), dtype=torch.int64) if ids is None else ids
         return cls(losses, lse, log_probs, entropy, tokens, ids, losses.new_empty(ids.shape))

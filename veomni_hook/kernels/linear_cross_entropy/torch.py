@@ -63,18 +63,23 @@ class _Selected(NamedTuple):
 
     @classmethod
     def select(cls, x: torch.Tensor, target: torch.Tensor, form: Form, vocab: int) -> _Selected:
-        """Select the rows that are not ignored, if skipping the others is worthwhile."""
+        """Select the rows that are not ignored, if skipping the others is worthwhile; else these are 0.
+
+        What an ignored row holds, as NaN of padding, reaches no gradient: it would be multiplied by 0.
+        """
+        counts = target != form.ignore_index
         # On other devices counting them would synchronise; a tracer cannot know the count.
         if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return cls(x, target, None)
-        counts = target != form.ignore_index
+            return cls(x.where(counts[:, None], 0), target, None)
         if (counts & ((target < 0) | (target >= vocab))).any():
             raise IndexError(
                 f"a target is neither a token (0 to {vocab - 1}) nor the ignore_index {form.ignore_index}"
             )
         index = counts.nonzero().squeeze(1)
-        if target.numel() - index.numel() < max(1, SELECT_FROM * target.numel()):
+        if index.numel() == target.numel():
             return cls(x, target, None)
+        if target.numel() - index.numel() < max(1, SELECT_FROM * target.numel()):
+            return cls(x.where(counts[:, None], 0), target, None)
         return cls(x[index], target[index], index)
 
     def of(self, of_rows: torch.Tensor) -> torch.Tensor:
