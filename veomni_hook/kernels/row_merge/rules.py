@@ -8,7 +8,6 @@ own error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ __all__ = ["add_rows", "loses", "merge_rows", "refuses", "refuses_added"]
 #: Takes ``[rows, H]``, the source ``[n, H]``, the mask ``[rows]``, and whether rows are added.
 Merge = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
-#: Torch's own method, as an attribute, which dynamo guards on.
-_TORCHS = SimpleNamespace(method=Tensor.masked_scatter)
+#: Torch's own method. Of an attribute, dynamo of torch 2.11 says that it is another one.
+_TORCHS = Tensor.masked_scatter
 #: Row numbers have 32 bits.
 _MOST_ROWS = 1 << 31
 _DEVICES = ("cpu", "cuda")
@@ -37,7 +36,7 @@ def refuses(owner: object, inputs: Tensor, mask: Tensor, source: Tensor, method:
         source: the new rows, of the dtype of ``inputs``, in any shape whose elements are whole rows.
         method: what the patched code calls.
     """
-    if method is not _TORCHS.method:
+    if method is not _TORCHS:
         return "torch.Tensor.masked_scatter was replaced"
     if (reason := _unfit(inputs, mask, source)) is not None:
         return reason
