@@ -30,7 +30,7 @@ from veomni_hook.kernels.shared.activations import (
     widened,
 )
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch
+from veomni_hook.kernels.shared.launch import LAUNCHES, STEPS, TL, Launch
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable, rows_at
@@ -110,9 +110,9 @@ def plan_of(
     block, warps = (_FORWARD_BLOCK, _FORWARD_WARPS) if again is None else (_BACKWARD_BLOCK, _BACKWARD_WARPS)
     constants = block, form, activation, tl.float32 if wide else TL[dtype]
     if again is None:
-        launch = Launch(device.forward, 3, *constants, num_warps=warps)
+        launch = Launch(device.forward, 3, *constants, num_warps=warps, **STEPS)
     else:
-        launch = Launch(device.backward, 6, *constants, again, num_warps=warps)
+        launch = Launch(device.backward, 6, *constants, again, num_warps=warps, **STEPS)
     blocks = -(-columns // block)
     grid = number // columns * blocks, 1, 1
     return Plan(launch, grid, (columns, blocks), tuple(number for row in rows for number in row))

@@ -16,7 +16,7 @@ from veomni_hook.kernels.hyper_connection import mix_device as kernels
 from veomni_hook.kernels.hyper_connection import reference
 from veomni_hook.kernels.hyper_connection.rules import unsupported
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, STEPS, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["mix", "refuses"]
@@ -31,7 +31,7 @@ _Kind = tuple[torch.dtype, ...]
 @lru_cache(maxsize=LAUNCHES)
 def _launch(device: torch.device, kind: _Kind, n: int, columns: int, *, back: bool) -> Launch:
     function, tensors, most = (kernels.backward, 9, _BACKWARD) if back else (kernels.forward, 5, _FORWARD)
-    return Launch(function, tensors, columns, n, min(power(columns), most), num_warps=4)
+    return Launch(function, tensors, columns, n, min(power(columns), most), num_warps=4, **STEPS)
 
 
 @operator(lambda x, post, comb, output: x.new_empty(x.shape))

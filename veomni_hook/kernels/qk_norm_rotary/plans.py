@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from veomni_hook.kernels.qk_norm_rotary import device
-from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, STEPS, TL, Launch, power, room
 
 __all__ = [
     "MOST_NUMBERS",
@@ -164,7 +164,7 @@ def forward_plan(
         positions, length, *q.stride()[:3], *k.stride()[:3], *_table_strides(cos), *_table_strides(sin),
         *q_out.stride()[:3], *k_out.stride()[:3],
     )  # fmt: skip
-    launch = Launch(device.forward, 8, *constants, num_warps=warps)
+    launch = Launch(device.forward, 8, *constants, num_warps=warps, **STEPS)
     return Launched(launch, (-(-positions // at_once), 1, 1), numbers, results)
 
 

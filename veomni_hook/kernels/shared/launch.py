@@ -22,7 +22,9 @@ from torch._functorch.utils import unwrap_dead_wrappers
 
 from veomni_hook.accelerator import is_rocm
 
-__all__ = ["LAUNCHES", "TL", "TRITON", "Launch", "cdiv", "enter_context", "generation", "power", "room"]
+__all__ = [
+    "LAUNCHES", "STEPS", "TL", "TRITON", "Launch", "cdiv", "enter_context", "generation", "power", "room",
+]  # fmt: skip
 
 #: Triton's release, two numbers.
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
@@ -31,6 +33,9 @@ TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.
 #: Releases whose handles take all arguments in order, including constants; others use the normal launch.
 _HANDLES = (3, 3) <= TRITON <= (3, 9)
 _ALIGNED = 16
+#: Options of kernels that round after every step, as upstream's operators do: else LLVM makes of a rounded
+#: product and the sum behind it one operation in 16 bits, which rounds once.
+STEPS = {"enable_fp_fusion": False}
 #: How many kinds of calls a launch cache keeps; kinds include shapes and strides, but not row counts.
 LAUNCHES = 4096
 
