@@ -122,6 +122,13 @@ def torch(session: nox.Session, torch: str) -> None:
     pytest(session, "-n", "2", "--dist", "worksteal", "-m", "not slow")
 
 
+@nox.session(python=["3.12", "3.13"])
+def python(session: nox.Session) -> None:
+    """Run the suite with a later Python; arguments after ``--`` go to pytest."""
+    install(session, ["constraints-dev.txt"])
+    pytest(session, "-n", "2", "--dist", "worksteal", "-m", "not slow")
+
+
 @nox.session
 @nox.parametrize("triton", TRITON)
 def triton(session: nox.Session, triton: str) -> None:

@@ -16,7 +16,7 @@ SUPPORTED = ((5, 2), (6, 0))
 #: The releases that the tests run on, the oldest first.
 TESTED = {
     "transformers": ("5.2.0", "5.9.0", "5.17.0", "5.23.0", "5.24.0"),
-    "torch": ("2.13.0", "2.14.1", "2.15.0"),
+    "torch": ("2.11.0", "2.13.0", "2.14.1", "2.15.0"),
 }
 
 
