@@ -33,7 +33,9 @@ def test_a_noted_tensor_is_copied_and_saved_without_its_note():
 def test_work_does_not_wait_for_what_the_stream_does_next():
     first, other = torch.ones(2**20, device="cuda"), torch.ones(3, device="cuda")
     note_ready(first, other)
-    first * 2  # loading its code would wait for the device
+    # To load code, and to get the first memory of a stream, waits for the device.
+    as_soon_as_ready(lambda tensor: tensor * 2, first)
+    torch.cuda.synchronize()
     busy, done = torch.randn(8192, 8192, device="cuda"), torch.cuda.Event()
     for _ in range(50):
         busy = busy @ busy
