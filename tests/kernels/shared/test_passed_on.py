@@ -93,6 +93,11 @@ def in_place(self, x):
     return self.upstreams(x)
 
 
+def fills(self, x):
+    x[:] = 2
+    return self.upstreams(x)
+
+
 def wrapped(forward):
     module = nn.Linear(3, 4, bias=False)
     module.upstreams, module.another = module.forward, CALLS.append
@@ -115,7 +120,7 @@ def test_what_only_passes_its_input_on_is_seen_through(forward):
     [
         counts, notes, writes, writes_into_a_weight, adds, other_input, twice, not_at_all, calls_another,
         depends_on_the_shape, fails, of_a_kind, in_place,
-        has_a_default, calls_a_module,
+        has_a_default, calls_a_module, fills,
     ],
     ids=lambda each: each.__name__,
 )  # fmt: skip
