@@ -57,7 +57,7 @@ class VeomniHookError(Exception):
     """Base of every error: ``what`` failed, ``where``, and the ``fix``."""
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
-        super().__init__(what)
+        # `Exception.__new__` has kept `what`; torch 2.11 cannot trace a call of its `__init__`.
         self.what = what
         self.where = where
         self.fix = fix
