@@ -145,6 +145,16 @@ def test_a_name_that_hides_a_builtin(monkeypatch):
     assert call_is_seen(wrapped(moves), torch.ones(2, 3)) == "has its own forward"
 
 
+def test_a_file_that_was_edited_since_is_not_read(tmp_path):
+    file, names = tmp_path / "wrappers.py", {"__name__": "wrappers"}
+    text = "def wrapper(self, x):\n    {}return self.upstreams(x)\n"
+    file.write_text(text.format("x.mul_(2); "))
+    exec(compile(file.read_text(), file, "exec"), names)
+    file.write_text(text.format(""))
+    module, x = wrapped(names["wrapper"]), torch.ones(2, 3)
+    assert call_is_seen(module, x) == "has its own forward" and torch.equal(x, torch.ones(2, 3))
+
+
 def test_hooks_beside_it_count():
     module = wrapped(moves)
     nn.Linear.register_forward_hook(module, lambda *_: None)

@@ -7,8 +7,9 @@ where none is to be moved (ms-swift's LoRA).
 from __future__ import annotations
 
 import ast
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
+from operator import attrgetter
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -79,11 +80,20 @@ class _StandIn:
 def _changes_nothing(code: CodeType) -> bool:
     """Return whether ``code`` only reads, calls what it was passed, and asks tensors for their devices."""
     try:
-        body = definition_of(code).body
+        definition = definition_of(code)
     except (OSError, TypeError, SyntaxError):  # what it does is not known
         return False
-    nodes = chain.from_iterable(map(ast.walk, body))
+    # The file may have been edited since it was imported.
+    compiled = compile(ast.Module([definition], []), code.co_filename, "exec")
+    if not any(map(partial(_is_same, code), compiled.co_consts)):
+        return False
+    nodes = chain.from_iterable(map(ast.walk, definition.body))
     return all(isinstance(node, _HARMLESS) and _reads_no_more(node, code.co_varnames) for node in nodes)
+
+
+def _is_same(code: CodeType, other: object) -> bool:
+    parts = attrgetter("co_code", "co_consts", "co_names", "co_varnames")
+    return isinstance(other, CodeType) and bool(parts(code) == parts(other))
 
 
 def _reads_no_more(node: ast.AST, locals_: tuple[str, ...]) -> bool:
