@@ -80,7 +80,11 @@ class _Ring(torch.autograd.Function):
                 scores = sinks.view(1, -1, 1, 1).to(sums.total).expand_as(sums.total)
                 alone = Sums(scores, torch.ones_like(sums.total), torch.zeros_like(sums.output))
                 merge(sums, (0, scores.shape[2]), alone)
-            output = (sums.output / torch.where(sums.total == 0, 1, sums.total)).to(query.dtype)
+            output = sums.output / torch.where(sums.total == 0, 1, sums.total)
+            if output.dtype is not query.dtype:
+                # Not otherwise: traced code of torch 2.11 returns every step, and loses the gradient of what
+                # it returns twice, as the result of a cast to its own dtype.
+                output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, mask, sinks, output, sums.largest, sums.total)
         ctx.rest = formula, pairs, ring
         return output
