@@ -86,7 +86,9 @@ def pretend(gpu: GPU) -> list[Compiled]:
         # Of other generations the instructions are not known here.
         wrong = unwritten(kernel.asm["cubin"]) if gpu.capability == _HOPPER else []
         by_scales = "mxf8f6f4.block_scale" in kernel.asm["ptx"]
-        contracted = re.search(r"fma\.rn\.b?f16", kernel.asm["ptx"]) is not None
+        # Before Hopper, bfloat16 has no other instruction: a product is one with zero added.
+        numbers = "b?f16" if gpu.capability >= _HOPPER else "f16"
+        contracted = re.search(rf"fma\.rn\.{numbers}", kernel.asm["ptx"]) is not None
         found.append(Compiled(self.__name__, kernel.metadata.shared, wrong, by_scales, contracted))
         return kernel
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import activations as upstream
 
-from tests.kernels.matching import close
+from tests.kernels.matching import DEVICE, close
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of
@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 
 pytestmark = pytest.mark.usefixtures("anywhere")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLASSES = {
     "NewGELUActivation": "gelu_tanh_cubed",
     "FastGELUActivation": "gelu_tanh_factored",
@@ -52,7 +51,6 @@ def test_a_class_computes_what_upstreams_does_by_a_kernel(patched, name, variant
     assert torch.equal(FUNCTIONS[variant](x), theirs(x)) and name_of(theirs) == variant
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", CLASSES)
 def test_results_have_upstreams_dtype_and_rounding_also_under_autocast(patched, name):

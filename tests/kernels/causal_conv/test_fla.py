@@ -50,7 +50,6 @@ def test_it_runs_by_name_only():
     assert not kernel.automatic and kernel.requires.distributions == ("fla_core",)
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(
     not torch.cuda.is_available() or find_spec("fla") is None, reason="needs a GPU and fla-core"
 )

@@ -164,7 +164,6 @@ class TestTriton:
         found = ours.depthwise(x, weight)
         assert found.shape == x.shape and found.stride(1) == 1
 
-    @pytest.mark.gpu
     @pytest.mark.skipif(not GPU, reason="needs a GPU")
     @pytest.mark.parametrize("packed", [False, True])
     def test_bfloat16_of_many_channels(self, ours, packed):

@@ -84,7 +84,6 @@ def test_casts_of_strides_of_nothing_and_of_what_is_not_finite():
     assert (kernels.in_mx(x, turned=True)[1] == 255).nonzero().tolist() == [[0, 0], [40, 0]]
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("turned", [False, True])
 def test_rounding_is_that_of_torch(turned):

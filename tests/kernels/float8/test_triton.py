@@ -78,7 +78,6 @@ def test_strides_and_nothing():
         assert kernels.quantised_columns(x.new_empty(shape))[0].shape == shape[::-1]
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_that_of_torch(dtype):
@@ -87,7 +86,6 @@ def test_rounding_is_that_of_torch(dtype):
     assert_same(kernels.quantised_columns(x), reference.quantised(x.t()))
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs an NVIDIA GPU")
 def test_a_layer_on_a_gpu_is_that_on_a_cpu():
     from veomni_hook.kernels.float8.linear import float8_linear

@@ -119,7 +119,6 @@ def test_it_runs_by_name_only_and_where_it_is_installed():
         assert "fla_core" in str(kernel.requires.unmet(bare))
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(
     not torch.cuda.is_available() or find_spec("fla") is None, reason="needs a GPU and fla-core"
 )

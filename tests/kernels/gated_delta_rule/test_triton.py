@@ -203,7 +203,6 @@ def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):
         assert reason in each
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @both
 class TestOnGPU:

@@ -160,7 +160,6 @@ def test_only_many_rows_on_a_gpu_are_padded(shape, dtype, expected):
     assert widths.missing(sized, shape[-1]) == 0
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_gpu(dtype, monkeypatch, padding):

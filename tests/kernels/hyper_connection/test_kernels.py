@@ -111,7 +111,6 @@ def test_what_triton_does_not_support():
     assert "float64" in str(rules.unsupported(values(1, 2, 4, 8, dtype=torch.float64)))
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="takes half a minute in the interpreter")
 @pytest.mark.parametrize("variant", ["sinkhorn", "collapse", "mix"])
 def test_bfloat16_at_the_size_of_a_model(variant):

@@ -10,10 +10,7 @@ triton = pytest.importorskip("triton")
 
 from veomni_hook.kernels.problem import beside  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 TOKENS, HIDDEN, INNER, EXPERTS, TOP_K = 4096, 512, 256, 32, 4
 
 

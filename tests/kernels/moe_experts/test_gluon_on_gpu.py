@@ -18,7 +18,6 @@ from veomni_hook.kernels.moe_experts import gluon_choice, gluon_products, refere
 from veomni_hook.kernels.moe_experts.triton_routing import route
 
 pytestmark = [
-    pytest.mark.gpu,
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
         reason="needs an NVIDIA Hopper GPU",

@@ -69,18 +69,18 @@ class _Selected(NamedTuple):
         """
         counts = target != form.ignore_index
         # On other devices counting them would synchronise; a tracer cannot know the count.
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return cls(x.where(counts[:, None], 0), target, None)
-        if (counts & ((target < 0) | (target >= vocab))).any():
-            raise IndexError(
-                f"a target is neither a token (0 to {vocab - 1}) nor the ignore_index {form.ignore_index}"
-            )
-        index = counts.nonzero().squeeze(1)
-        if index.numel() == target.numel():
-            return cls(x, target, None)
-        if target.numel() - index.numel() < max(1, SELECT_FROM * target.numel()):
-            return cls(x.where(counts[:, None], 0), target, None)
-        return cls(x[index], target[index], index)
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            if (counts & ((target < 0) | (target >= vocab))).any():
+                raise IndexError(
+                    f"a target is neither a token (0 to {vocab - 1}) nor the ignore_index {form.ignore_index}"
+                )
+            index = counts.nonzero().squeeze(1)
+            ignored = target.numel() - index.numel()
+            if not ignored:
+                return cls(x, target, None)
+            if ignored >= SELECT_FROM * target.numel():
+                return cls(x[index], target[index], index)
+        return cls(x.where(counts[:, None], 0), target, None)
 
     def of(self, of_rows: torch.Tensor) -> torch.Tensor:
         """Return what ``of_rows`` holds of the chosen rows."""
