@@ -3,8 +3,8 @@
 Upstream computes positions and boundaries on the device, and reads the sizes from it many times: each time
 the host waits until the device has done everything before. Here the sizes are copied once (or known, see
 `veomni_hook.kernels.shared.host_values`), upstream's own functions compute with the copies on the CPU, and
-their results go to the device without waiting. Where sizes are already on the CPU, and while code is traced,
-nothing changes.
+their results go to the device without waiting. Where sizes are already on the CPU, and while code is traced
+or captured, nothing changes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from veomni_hook.kernels.shared.host_values import (
     known_copy,
     note_copy,
     note_origin,
+    traced,
 )
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -60,7 +61,7 @@ def computed(
     def decorate(function: _Function) -> _Function:
         @wraps(function)
         def on_host(*args: object, **kwargs: Any) -> Any:
-            if _traced():
+            if traced():
                 return function(*args, **kwargs)
             keywords = kwargs.get("kwargs") or {}
             if precomputed and all(keywords.get(name) is not None for name in precomputed):
@@ -85,12 +86,12 @@ def computed(
 
 def values(tensor: object) -> Any:
     """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
-    return host_copy(tensor) if not _traced() and _is_size(tensor, floats=True) else tensor
+    return host_copy(tensor) if not traced() and _is_size(tensor, floats=True) else tensor
 
 
 def place(device: object) -> Any:
     """Return where the caller computes what it reads at once: the host; ``device`` while code is traced."""
-    return device if _traced() else "cpu"
+    return device if traced() else "cpu"
 
 
 def of_sizes(compute: Callable[..., object], *sizes: object) -> Any:
@@ -103,7 +104,7 @@ def sent(tensor: object, device: torch.device) -> Any:
 
     Numbers and lists are returned as they are.
     """
-    if _traced() or not isinstance(tensor, torch.Tensor) or device.type in _ELSEWHERE:
+    if traced() or not isinstance(tensor, torch.Tensor) or device.type in _ELSEWHERE:
         return tensor
     if tensor.device.type != "cpu" or not_plain(tensor):
         return tensor
@@ -112,7 +113,7 @@ def sent(tensor: object, device: torch.device) -> Any:
 
 def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
     """Return ``torch.tensor(numbers, device=device, **options)``; nobody waits for the copy to the device."""
-    if _traced() or not isinstance(numbers, list | tuple):
+    if traced() or not isinstance(numbers, list | tuple):
         return torch.tensor(numbers, device=device, **options)
     where = torch.empty(0, device=device).device if device is not None else torch.get_default_device()
     tensor: torch.Tensor = sent(torch.tensor(numbers, device="cpu", **options), where)
@@ -121,7 +122,7 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
 
 def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
     """Return ``result``, which is ``tensor`` in another dtype; reading it reads ``tensor``."""
-    if _traced() or result is tensor or not _is_size(tensor, floats=True):
+    if traced() or result is tensor or not _is_size(tensor, floats=True):
         return result
     dtype = result.dtype
     return note_origin(result, lambda copy: copy.to(dtype), tensor)
@@ -129,7 +130,7 @@ def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
 
 def counted(positions: torch.Tensor, start: object) -> None:
     """Note that ``positions [length]`` are those from ``start`` on, if it is a number: nobody reads them."""
-    if not _traced() and isinstance(start, int) and _is_size(positions, floats=False):
+    if not traced() and isinstance(start, int) and _is_size(positions, floats=False):
         end = start + len(positions)
         note_origin(positions, lambda: torch.arange(start, end, device="cpu"))
 
@@ -137,14 +138,14 @@ def counted(positions: torch.Tensor, start: object) -> None:
 def followed(compute: Callable[[Any], torch.Tensor], tensor: object) -> torch.Tensor:
     """Return ``compute(tensor)``; reading it reads ``tensor``."""
     result = compute(tensor)
-    if _traced() or not _is_size(tensor, floats=True):
+    if traced() or not _is_size(tensor, floats=True):
         return result
     return note_origin(result, compute, tensor)
 
 
 def chosen(mask: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return what selects the true elements of ``mask``: their indices, if the host has to know how many."""
-    if _traced() or not _is_size(mask, floats=True):
+    if traced() or not _is_size(mask, floats=True):
         return mask.bool()
     indices = host_copy(mask).bool().nonzero(as_tuple=True)
     return tuple(index.to(mask.device, non_blocking=True) for index in indices)
@@ -161,7 +162,7 @@ def lengths(function: _Function) -> _Function:
     @wraps(function)
     def with_origins(*args: object, **kwargs: object) -> Any:
         results = function(*args, **kwargs)
-        if _traced():
+        if traced():
             return results
         sizes = [(at, argument) for at, argument in enumerate(args) if _is_size(argument, floats=False)]
         if not sizes:
@@ -189,7 +190,7 @@ def read_together(sizes: Iterable[object], positions: Iterable[object] = ()) -> 
         sizes: sizes of images and videos; None: there are none.
         positions: the positions, which say whether samples share a row, or what they are computed from.
     """
-    if _traced():
+    if traced():
         return
     unread = [size for size in sizes if _is_size(size, floats=True)]
     if unread:
@@ -203,11 +204,6 @@ def _is_size(value: object, *, floats: bool) -> TypeGuard[torch.Tensor]:
         and not_plain(value) is None
         and (floats or not value.is_floating_point())
     )
-
-
-# Asked first everywhere: dynamo leaves out what follows.
-def _traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def _moved(result: object, device: torch.device) -> Any:

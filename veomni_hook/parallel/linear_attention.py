@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from veomni_hook.kernels.shared.host_values import derived
+from veomni_hook.kernels.shared.host_values import derived, traced
 from veomni_hook.kernels.shared.samples import boundaries, ends_of, of_rows
-from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
+from veomni_hook.kernels.shared.separation import given_in, layer_of
 from veomni_hook.kernels.shared.whole_sequences import SEQUENCES
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, part_length, to_heads, to_positions

@@ -79,7 +79,8 @@ def test_masks_that_hold_more_than_a_window_stay_with_upstream(slot, inputs):
 
 
 def test_nothing_is_read_while_a_graph_is_captured(monkeypatch):
-    monkeypatch.setattr(windows, "_is_capturing", lambda mask: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     read, unread = (torch.ones(1, 1, 4, 4, dtype=torch.bool) for _ in range(2))
     windows.note_window(read, None, 3)
     windows.note_window(unread, torch.ones(1, 4), 3)

@@ -14,6 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.kernels.attention import traced_masks
+from veomni_hook.kernels.shared.host_values import traced
 
 __all__ = ["note_window", "window_of"]
 
@@ -38,7 +39,7 @@ def note_window(mask: Any, padding_mask: Any, window: int) -> None:
     # With a cache there are fewer queries than keys. Tensors of inference mode have no version.
     if mask.shape[-2] != mask.shape[-1] or mask.is_inference():
         return
-    if padding_mask is None or (not _is_capturing(mask) and bool(padding_mask.all())):
+    if padding_mask is None or (not traced() and bool(padding_mask.all())):
         setattr(mask, _ATTRIBUTE, (window, mask._version))
 
 
@@ -53,8 +54,3 @@ def window_of(mask: torch.Tensor, query: torch.Tensor) -> int | None:
         return None
     window, version = getattr(mask, _ATTRIBUTE, (None, None))
     return window if window is not None and version == mask._version else None
-
-
-def _is_capturing(mask: torch.Tensor) -> bool:
-    """Return whether a CUDA graph is being captured, which cannot wait for a value."""
-    return mask.is_cuda and torch.cuda.is_current_stream_capturing()

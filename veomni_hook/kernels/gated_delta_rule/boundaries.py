@@ -21,11 +21,11 @@ from veomni_hook.kernels.gated_delta_rule.attention_masks import (
 )
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.handed import forget, hand
-from veomni_hook.kernels.shared.host_values import host_copy
+from veomni_hook.kernels.shared.host_values import host_copy, traced
 from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.samples import boundaries, of_rows
-from veomni_hook.kernels.shared.separation import given_in, given_of, inseparable, layer_of, traced
+from veomni_hook.kernels.shared.separation import given_in, given_of, inseparable, layer_of
 
 __all__ = ["found", "makes_cache", "refuse"]
 

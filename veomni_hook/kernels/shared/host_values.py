@@ -26,6 +26,7 @@ __all__ = [
     "note_derived",
     "note_number",
     "note_origin",
+    "traced",
 ]
 
 _Value = TypeVar("_Value")
@@ -47,6 +48,16 @@ class _Known:
 
 
 _KNOWN: dict[int, _Known] = {}
+
+
+# Asked first wherever values are: dynamo leaves out what follows, here and there.
+def traced() -> bool:
+    """Return whether this code is traced, or captured as a CUDA graph, so that values are unknown."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    # A stream is asked only where there are streams: the question would make a CUDA context.
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.host_values import traced
 from veomni_hook.kernels.shared.samples import ends_of, of_rows
 from veomni_hook.kernels.shared.separation import (
     expect_boundaries,
@@ -23,7 +24,6 @@ from veomni_hook.kernels.shared.separation import (
     given_of,
     inseparable,
     layer_of,
-    traced,
 )
 from veomni_hook.kernels.shared.sharded import has_units, is_sharded
 

@@ -11,6 +11,7 @@ import torch
 from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared import handed
+from veomni_hook.kernels.shared.host_values import traced
 from veomni_hook.kernels.shared.hub_functions import Held, is_upstreams, running, takes
 from veomni_hook.kernels.shared.origin import name_of, underlying
 from veomni_hook.kernels.shared.replacements import reached_upstream
@@ -26,7 +27,6 @@ __all__ = [
     "held",
     "inseparable",
     "layer_of",
-    "traced",
     "with_parameter",
 ]
 
@@ -120,11 +120,6 @@ def given_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the boundaries among the arguments of a call, and the numbers of samples; None if absent."""
     *ends, numbers = map(arguments.get, NAMES)
     return next((value for value in ends if value is not None), None), numbers
-
-
-def traced() -> bool:
-    """Return whether this code is being traced, so that values are unknown."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def layer_of(owner: object) -> str:
