@@ -11,8 +11,8 @@ If it does not know what the implementation computes, heads are exchanged among 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from math import gcd
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.attention.calls import dtype_of
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known
@@ -94,8 +95,9 @@ def _attend(
         for name, operand in operands.items()
     }
     dropout = operands.get("dropout", 0.0) if module.training else 0.0
+    attributes = _of_own_heads(module, heads, repeats, group)
     with (
-        _for_heads(module, heads, repeats, group),
+        changed(module.__dict__, attributes) if attributes else nullcontext(),
         own_random_numbers(query, group.rank + 1 if dropout else 0),
     ):
         output, _ = implementation(module, query, key, value, mask, *others, **operands)
@@ -188,26 +190,16 @@ def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> to
     return x.narrow(dim, group.rank * share, share)
 
 
-@contextmanager
-def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> Iterator[None]:
-    """Let ``module`` say what is true of this process's heads while its implementation runs."""
-    attributes = module.__dict__
-    changed: dict[str, object] = {}
-    if repeats > 1 and _GROUPS in attributes:
-        changed[_GROUPS] = attributes[_GROUPS] // repeats
+def _of_own_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> dict[str, object]:
+    """Return the attributes of ``module`` that are others for this process's heads.
+
+    In the instance's dictionary, which is asked first: a parameter is not there.
+    """
+    own: dict[str, object] = {}
+    if repeats > 1 and _GROUPS in module.__dict__:
+        own[_GROUPS] = module.__dict__[_GROUPS] // repeats
     for name in _PER_HEAD_ATTRIBUTES:
         attribute = getattr(module, name, None)
         if isinstance(attribute, torch.Tensor) and attribute.shape[:1] == (heads,):
-            # A parameter is not in the instance's dictionary, which is asked first.
-            changed[name] = _of_heads(attribute, 0, heads, group)
-    if not changed:
-        yield
-        return
-    before = {name: attributes[name] for name in changed if name in attributes}
-    attributes.update(changed)
-    try:
-        yield
-    finally:
-        for name in changed:
-            del attributes[name]
-        attributes.update(before)
+            own[name] = _of_heads(attribute, 0, heads, group)
+    return own

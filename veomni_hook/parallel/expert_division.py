@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.parallel.expert_dispatch import OncePerRank
 from veomni_hook.parallel.expert_saving import save_pretrained
 from veomni_hook.parallel.expert_units import fully_shard
@@ -130,13 +131,11 @@ def _shard_experts(module: Any, mesh: DeviceMesh) -> None:
 
     def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         # The code of experts sees this rank's weights as tensors, whose gradients reach the DTensors.
-        whole = dict(module._parameters)
-        own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
-        module._parameters.update(own)
-        try:
+        parts = {
+            key: part.to_local() for key, part in module._parameters.items() if isinstance(part, DTensor)
+        }
+        with changed(module._parameters, parts):
             return dispatch(hidden_states, top_k_index, top_k_weights).to(hidden_states.dtype)
-        finally:
-            module._parameters.update(whole)
 
     module.forward = forward
     fully_shard(module, mesh=mesh["efsdp"])

@@ -35,8 +35,6 @@ __all__ = [
     "sequence_group",
 ]
 
-_WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
-
 
 @dataclass(frozen=True)
 class SequenceGroup:
@@ -78,7 +76,7 @@ def sequence_group() -> SequenceGroup:
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ParallelError(
             f"sp={size} splits sequences over {size} processes, but torch.distributed is not initialised",
-            where=_WHERE,
+            where=process.SETTING,
             fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}); a plain loop"
             " calls torch.distributed.init_process_group() before its first step",
         )
@@ -115,7 +113,7 @@ def over_hosts(group: distributed.ProcessGroup, purpose: str) -> distributed.Pro
     except RuntimeError as error:
         raise ParallelError(
             f"gloo cannot connect processes, {purpose}: {error}",
-            where=_WHERE,
+            where=process.SETTING,
             fix="set GLOO_SOCKET_IFNAME to the network between the hosts, as NCCL_SOCKET_IFNAME",
         ) from error
 
@@ -204,7 +202,7 @@ def check_world(size: int, world: int) -> None:
     if world % size:
         raise ParallelError(
             f"sp={size} does not divide the {world} processes of this job",
-            where=_WHERE,
+            where=process.SETTING,
             fix=f"{choices(world)}, or start another number of processes",
         )
 

@@ -20,7 +20,6 @@ from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.shared.samples import boundaries, ends_of, of_rows
 from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
 from veomni_hook.kernels.shared.whole_sequences import SEQUENCES
-from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, part_length, to_heads, to_positions
 from veomni_hook.parallel.groups import SequenceGroup, choices
 from veomni_hook.parallel.sharding import Sharding, in_force, refuse
@@ -51,7 +50,7 @@ def over_sequence(op: str, owner: nn.Module, call: Callable[..., object]) -> Cal
     The result raises ParallelError, with the layer's name, if the group's size does not divide the value
     heads, if a cache holds a state, or if the convolution in front of a rule was not exchanged.
     """
-    sharding = None if process.sizes().sp == 1 else in_force(owner)
+    sharding = in_force(owner)
     if sharding is None:
         return call
     run = _convolved if op == "causal_conv" else _recurred

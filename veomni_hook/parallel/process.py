@@ -17,7 +17,10 @@ from functools import cache
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.settings import resolve
 
-__all__ = ["asks_for_ep", "give_way", "left_out", "sizes", "tell", "world_size"]
+__all__ = ["SETTING", "asks_for_ep", "give_way", "left_out", "sizes", "tell", "world_size"]
+
+#: Where errors about it are.
+SETTING = "the setting `parallel` (VEOMNI_PARALLEL)"
 
 
 @dataclass(frozen=True)

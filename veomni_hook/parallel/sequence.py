@@ -105,7 +105,7 @@ def part_of_rows(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor |
     Raises:
         ParallelError: it is no such mask.
     """
-    sharding = None if mask is None or process.sizes().sp == 1 else in_force(module)
+    sharding = in_force(module)
     if sharding is None or mask is None:
         return mask
     if mask.dim() != 2:
@@ -187,7 +187,7 @@ def refused_inside(module: nn.Module, reason: str) -> None:
     Raises:
         ParallelError: its layers are split.
     """
-    sharding = None if process.sizes().sp == 1 else in_force(module)
+    sharding = in_force(module)
     if sharding is not None:
         _refuse(type(module).__name__, sharding.group.size, reason)
 

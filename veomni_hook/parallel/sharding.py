@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
+from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import part_length
 from veomni_hook.parallel.groups import SequenceGroup
 
@@ -148,7 +149,7 @@ def link(module: nn.Module, sharding: Sharding) -> None:
 
 def in_force(module: nn.Module) -> Sharding | None:
     """Return how the positions are split that ``module``, a part of a layer, gets in this call, or None."""
-    sharding = sharding_of(module)
+    sharding = None if process.sizes().sp == 1 else sharding_of(module)
     if sharding is None or not (sharding.in_layers or _in_backward()):
         return None
     return sharding

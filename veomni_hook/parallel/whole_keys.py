@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup
 from veomni_hook.parallel.sharding import in_force, refuse
@@ -47,7 +46,7 @@ def whole_keys(
     Raises:
         ParallelError: the mask is another one.
     """
-    sharding = None if process.sizes().sp == 1 else in_force(module)
+    sharding = in_force(module)
     if sharding is None:
         return (cache, mask, *positions)
     group, part = sharding.group, hidden_states.shape[1]
