@@ -21,7 +21,7 @@ import torch
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.shared.origin import definition_of
-from veomni_hook.multimodal.carried import carried
+from veomni_hook.multimodal.batches import carried
 from veomni_hook.multimodal.positions import (
     Positions,
     has_positions,

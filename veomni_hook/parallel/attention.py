@@ -11,8 +11,8 @@ If it does not know what the implementation computes, heads are exchanged among 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import gcd
 from typing import Any
@@ -28,11 +28,10 @@ from veomni_hook.parallel.formulas import Known, known
 from veomni_hook.parallel.groups import SequenceGroup, choices, divided, neighbours
 from veomni_hook.parallel.partial_attention import is_fused
 from veomni_hook.parallel.ring_attention import ring_attention
-from veomni_hook.parallel.seeds import own_random_numbers
 from veomni_hook.parallel.sharding import Sharding, in_force, refuse
 from veomni_hook.parallel.whole_keys import has_whole_keys, own_queries
 
-__all__ = ["over_sequence"]
+__all__ = ["over_sequence", "own_random_numbers"]
 
 Implementation = Callable[..., tuple[torch.Tensor, object]]
 Operands = dict[str, Any]
@@ -42,6 +41,7 @@ _REFUSED = ("position_bias", "head_mask", "indices", "block_indices", "cache")
 #: Operands and attributes with one number a head.
 _PER_HEAD_OPERANDS, _PER_HEAD_ATTRIBUTES = ("s_aux", "sinks"), ("sinks",)
 _GROUPS = "num_key_value_groups"
+_LARGEST_SEED = 2**62
 
 
 def over_sequence(implementation: Implementation) -> Implementation:
@@ -203,3 +203,33 @@ def _of_own_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGr
         if isinstance(attribute, torch.Tensor) and attribute.shape[:1] == (heads,):
             own[name] = _of_heads(attribute, 0, heads, group)
     return own
+
+
+@contextmanager
+def own_random_numbers(like: torch.Tensor, offset: int) -> Iterator[None]:
+    """Give this process random numbers of its own on the device of ``like``; offset 0 changes nothing.
+
+    The new seed comes from the generator's own numbers, so a checkpoint that restores the generator gets the
+    same numbers again. Afterwards the generator goes on as it would have without the block.
+    """
+    if not offset:
+        yield
+        return
+    device = like.device
+    if device.type == "cpu":
+        seed = int(torch.randint(_LARGEST_SEED, ()))  # also: the next call starts elsewhere
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed((seed + offset) % _LARGEST_SEED)
+            yield
+        return
+    backend = torch.get_device_module(device)
+    generator = backend.default_generators[backend.current_device() if device.index is None else device.index]
+    # Neither makes the host wait.
+    seed, position = generator.initial_seed(), generator.get_offset()
+    torch.empty((), device=device).uniform_()
+    after = generator.get_state()
+    try:
+        generator.manual_seed((seed * 1_000_003 + position * 8191 + offset) % _LARGEST_SEED)
+        yield
+    finally:
+        generator.set_state(after)
