@@ -23,6 +23,7 @@ from veomni_hook.kernels.shared.host_values import (
     note_origin,
 )
 from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.separation import traced
 
 __all__ = [
     "chosen",
@@ -60,7 +61,7 @@ def computed(
     def decorate(function: _Function) -> _Function:
         @wraps(function)
         def on_host(*args: object, **kwargs: Any) -> Any:
-            if _traced():
+            if traced():
                 return function(*args, **kwargs)
             keywords = kwargs.get("kwargs") or {}
             if precomputed and all(keywords.get(name) is not None for name in precomputed):
@@ -90,7 +91,7 @@ def values(tensor: object) -> Any:
 
 def place(device: object) -> Any:
     """Return where the caller computes what it reads at once: the host; ``device`` while code is traced."""
-    return device if _traced() else "cpu"
+    return device if traced() else "cpu"
 
 
 def of_sizes(compute: Callable[..., object], *sizes: object) -> Any:
@@ -103,16 +104,17 @@ def sent(tensor: object, device: torch.device) -> Any:
 
     Numbers and lists are returned as they are.
     """
-    if _traced() or not isinstance(tensor, torch.Tensor) or device.type in _ELSEWHERE:
+    if traced() or not isinstance(tensor, torch.Tensor) or device.type in _ELSEWHERE:
         return tensor
     if tensor.device.type != "cpu" or not_plain(tensor):
         return tensor
+    # From pageable memory, too, the copy is made before this returns.
     return note_copy(tensor.to(device, non_blocking=True), tensor)
 
 
 def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
     """Return ``torch.tensor(numbers, device=device, **options)``; nobody waits for the copy to the device."""
-    if _traced() or not isinstance(numbers, list | tuple):
+    if traced() or not isinstance(numbers, list | tuple):
         return torch.tensor(numbers, device=device, **options)
     where = torch.empty(0, device=device).device if device is not None else torch.get_default_device()
     tensor: torch.Tensor = sent(torch.tensor(numbers, device="cpu", **options), where)
@@ -193,7 +195,7 @@ def read_together(sizes: Iterable[object], positions: Iterable[object] = ()) -> 
 def _is_size(value: object, *, floats: bool) -> TypeGuard[torch.Tensor]:
     """Return whether the host may read a value that is on a device; in traced code it is none."""
     return (
-        not _traced()
+        not traced()  # asked first everywhere: dynamo leaves out what follows
         and isinstance(value, torch.Tensor)
         and value.device.type not in _ELSEWHERE
         and not_plain(value) is None
@@ -201,16 +203,8 @@ def _is_size(value: object, *, floats: bool) -> TypeGuard[torch.Tensor]:
     )
 
 
-# Asked first everywhere: dynamo leaves out what follows.
-def _traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-
-
 def _moved(result: object, device: torch.device) -> Any:
     """Return what a function returned, with its tensors on ``device`` and their values noted."""
     if isinstance(result, tuple):
         return tuple(_moved(part, device) for part in result)
-    if isinstance(result, torch.Tensor) and result.device.type == "cpu":
-        # From pageable memory, too, the copy is made before this returns.
-        return note_copy(result.to(device, non_blocking=True), result)
-    return result
+    return sent(result, device)

@@ -64,12 +64,12 @@ def _attend(
         return implementation(module, query, key, value, attention_mask, *others, **operands)
     group = sharding.group
     if has_whole_keys(module):
-        own_queries(module, query, key, attention_mask, group)
+        own_queries(module, query, key, attention_mask)
         sharding.note_call()
         with own_random_numbers(query, group.rank + 1 if module.training and operands.get("dropout") else 0):
             output, _ = implementation(module, query, key, value, attention_mask, *others, **operands)
         return output, None
-    _check(module, query, key, value, operands, group)
+    _check(module, query, key, value, operands)
     part, heads = query.shape[2], query.shape[1]
     if (near := neighbours(group.size, heads, key.shape[1])) < group.size:
         operands_of_ring = [operand.to(dtype_of(query)) for operand in (query, key, value)]
@@ -79,7 +79,7 @@ def _attend(
             return _around(call, sharding, near, module, operands_of_ring, attention_mask), None
         if heads % group.size:
             reason = f"sp={group.size} does not divide its {heads} heads, and {call}"
-            refuse(module, reason, group, advice=f"{choices(heads, group.mesh.size())}, or ")
+            refuse(module, reason, advice=f"{choices(heads, group.mesh.size())}, or ")
     full = _positions(sharding, module, part, attention_mask, operands)
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
@@ -103,7 +103,7 @@ def _attend(
         output, _ = implementation(module, query, key, value, mask, *others, **operands)
     sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
-        refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
+        refuse(module, f"its implementation returns {list(output.shape)} for {full} positions")
     missing = part * group.size - full
     if missing:
         output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
@@ -133,7 +133,7 @@ def _around(
     told = None if mask is None else int(mask.shape[3])
     full = sharding.positions(part, told, causal=call.causal)
     if part_length(full, group) != part or told not in (None, full):
-        refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
+        refuse(module, f"it is given {part} positions of {full}, with a mask of {told}")
     around, ring = divided(group, near)
     query, key, value = to_heads(operands, around)
     if mask is not None and mask.shape[1] > 1:
@@ -160,7 +160,7 @@ def _positions(
         told = next(iter(known)) if len(known) == 1 else int(ends[-1])
     positions = sharding.positions(part, told, causal=bool(causal))
     if part_length(positions, sharding.group) != part:
-        refuse(module, f"it is given {part} positions of {positions}", sharding.group)
+        refuse(module, f"it is given {part} positions of {positions}")
     return positions
 
 
@@ -170,18 +170,16 @@ def _check(
     key: torch.Tensor,
     value: torch.Tensor,
     operands: dict[str, object],
-    group: SequenceGroup,
 ) -> None:
     """Raise if the exchange would not be right for this call."""
     if key.shape[2] != query.shape[2] or value.shape[1:3] != key.shape[1:3]:
         refuse(
             module,
             f"it has {query.shape[2]} queries and {key.shape[2]} keys: a cache, a prefix or cross-attention",
-            group,
         )
     for name in _REFUSED:
         if operands.get(name) is not None:
-            refuse(module, f"it has the operand `{name}`, which nobody splits", group)
+            refuse(module, f"it has the operand `{name}`, which nobody splits")
 
 
 def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> torch.Tensor:

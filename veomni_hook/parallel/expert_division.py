@@ -90,8 +90,7 @@ def converted(mapping: Any, name: str, model: nn.Module, **options: Any) -> dict
         if tensor.shape[0] == division.counts[target]:
             values[target] = tensor[division.part(target)].clone()
         # Only now: conversions look at the shape of the whole parameter, the loader at that of the part.
-        owner, _, key = target.rpartition(".")
-        _cut(model.get_submodule(owner), key, division.part(target))
+        _cut(model, target, division.part(target))
     return values
 
 
@@ -102,9 +101,8 @@ def finish(model: Any) -> None:
         return
     world = init_device_mesh(device(), (distributed.get_world_size(),), mesh_dim_names=("fsdp",))
     for name in division.counts:
-        owner, _, key = name.rpartition(".")
         if model.get_parameter(name).shape[0] == division.counts[name]:  # was not in the checkpoint
-            _cut(model.get_submodule(owner), key, division.part(name))
+            _cut(model, name, division.part(name))
     for module in division.modules:
         _shard_experts(module, division.mesh)
     # From the inside out, as FSDP2 asks: what is sharded already is left out of what holds it.
@@ -118,9 +116,10 @@ def finish(model: Any) -> None:
     model.save_pretrained = partial(save_pretrained, model)
 
 
-def _cut(module: nn.Module, key: str, part: slice) -> None:
-    whole = module.get_parameter(key)
-    module._parameters[key] = nn.Parameter(whole.detach()[part].clone(), whole.requires_grad)
+def _cut(model: nn.Module, name: str, part: slice) -> None:
+    (owner, _, key), whole = name.rpartition("."), model.get_parameter(name)
+    own = nn.Parameter(whole.detach()[part].clone(), whole.requires_grad)
+    model.get_submodule(owner)._parameters[key] = own
 
 
 def _shard_experts(module: Any, mesh: DeviceMesh) -> None:

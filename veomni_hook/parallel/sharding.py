@@ -161,21 +161,18 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def refuse(
-    module: nn.Module, reason: str, group: SequenceGroup, *, where: str = "", advice: str = ""
-) -> NoReturn:
+def refuse(module: nn.Module, reason: str, *, where: str = "", advice: str = "") -> NoReturn:
     """Raise because attention cannot run with the positions of one process.
 
     Args:
         module: attention.
         reason: why.
-        group: the processes that share its sequences.
         where: the place; empty: the class of the module.
         advice: what to do, in front of the advice that always holds.
     """
     name = type(module).__name__
     raise ParallelError(
-        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
+        f"{name} cannot run with sequences that {process.sizes().sp} processes share: {reason}",
         where=where or f"attention of {name}",
         fix=f"{advice}set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
     )
