@@ -120,6 +120,12 @@ def _parallel(value: object) -> str:
     return ",".join(f"{axis}={int(sizes[axis])}" for axis in AXES if int(sizes.get(axis, 1)) > 1)
 
 
+def axes_of(parallel: str) -> dict[str, int]:
+    """Return the sizes of all axes that a value of `parallel` says."""
+    sizes = dict(part.split("=") for part in parallel.split(",") if part)
+    return {axis: int(sizes.get(axis, 1)) for axis in AXES}
+
+
 #: The parts of the setting `memory`, in the order in which they are spelt; what a number says, if one may.
 MEMORY = {"checkpoint": "", "offload": "bytes of host memory", "tiles": "positions"}
 AUTO = "auto"
@@ -259,8 +265,7 @@ class Settings:
 
     def axis(self, name: str) -> int:
         """Return the size of a parallel axis (`AXES`)."""
-        sizes = dict(part.split("=") for part in self.parallel.split(",") if part)
-        return int(sizes.get(name, 1))
+        return axes_of(self.parallel)[name]
 
     def device_kind(self) -> str:
         """Return which of a GPU/NPU pair of configs applies: `device`, or `npu` if torch_npu is installed."""

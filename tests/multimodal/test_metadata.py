@@ -20,7 +20,7 @@ from tests.multimodal.families import BATCHES, FAMILIES, SPEECH, accepted, batch
 from veomni_hook.errors import MultimodalError, VeomniHookWarning
 from veomni_hook.kernels.shared.host_values import known_copy
 from veomni_hook.multimodal import collate_metadata, metadata, position_ids
-from veomni_hook.multimodal.carried import Carried, carried
+from veomni_hook.multimodal.batches import Carried, carried
 
 RELEASE = Version(transformers.__version__)
 TAKEN = pytest.mark.skipif(RELEASE < Version("5.9"), reason="towers of this release take no metadata")

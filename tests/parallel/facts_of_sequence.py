@@ -365,7 +365,7 @@ def dropout() -> Any:
 @check
 def own_dropout_in_each_process() -> bool:
     """Heads with the same queries and keys get other masks in another process."""
-    from veomni_hook.parallel.seeds import own_random_numbers
+    from veomni_hook.parallel.attention import own_random_numbers
 
     torch.manual_seed(5)
     with own_random_numbers(torch.empty(0), distributed.get_rank() + 1):

@@ -40,8 +40,7 @@ def queries() -> str:
     from veomni_hook.parallel.whole_keys import own_queries
 
     def forward(self: Any, *args: Any, attention_mask: Any, **named: Any) -> Any:
-        group = self.__dict__["_veomni_sequence"].group
-        own_queries(self, torch.ones(1, 1, 8, 1), torch.ones(1, 1, 16, 1), attention_mask, group)
+        own_queries(self, torch.ones(1, 1, 8, 1), torch.ones(1, 1, 16, 1), attention_mask)
 
     return _changed(forward)
 

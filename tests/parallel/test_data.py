@@ -59,7 +59,7 @@ def test_errors_list_the_sizes_that_divide(counts, sizes):
     assert groups.choices(*counts) == f"choose sp from {sizes}"
 
 
-@pytest.mark.parametrize("ask", [lambda: data.count(accelerator(0, 6)), lambda: groups.check_world(4, 6)])
+@pytest.mark.parametrize("ask", [lambda: data.count(accelerator(0, 6)), lambda: groups.check_world(6)])
 def test_a_share_of_the_data_that_does_not_exist(monkeypatch, ask):
     monkeypatch.setattr(process, "_told", process.Sizes(sp=4))
     with pytest.raises(ParallelError, match="sp=4 does not divide the 6 processes") as error:

@@ -68,10 +68,10 @@ MUTANTS = {
         KEYS + "_Keys._gathered", "gathered(state, -2", "gathered(state.detach(), -2", "model", CHOSEN,
     ),
     "keys of others get no gradient around a ring": (
-        RING + "attention:_around_again", "at_home.add_(arrived(pass_on(of_block, ring)))", "at_home", "model", ALL_KEYS,
+        RING + "attention:_around_again", "at_home.add_(_arrived(_passed_on(of_block, ring)))", "at_home", "model", ALL_KEYS,
     ),
     "the second half of a process is its own": (
-        RING + "pairs:Pairs._halves", "self.size - 1 - rank if self.balanced else rank", "rank", "model", ALL_KEYS,
+        RING + "pairs:Pairs._halves", "self.ring.size - 1 - rank if self.balanced else rank", "rank", "model", ALL_KEYS,
     ),
     "a merge forgets the largest score": (
         "parallel.partial_attention:merge", "old.output.mul_(ours)", "old.output", "model", ALL_KEYS,

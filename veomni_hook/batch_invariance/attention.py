@@ -34,7 +34,7 @@ def sdpa(  # noqa: PLR0913, PLR0917 - the parameters of transformers' function
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,  # noqa: FBT001
-    **options: object,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Return attention as `transformers.integrations.sdpa_attention.sdpa_attention_forward`, and None.
 
@@ -54,7 +54,10 @@ def sdpa(  # noqa: PLR0913, PLR0917 - the parameters of transformers' function
         segments = without_mask(len(query), queries, keys, causal=causal)
     else:
         segments = derived(attention_mask, _segments, len(query), keys)
-        _check_window(module, segments, queries, keys, options)
+        window = options.get("sliding_window")
+        # Nobody knows where the blocks of keys begin if some were dropped from a cache.
+        if window and queries != keys and any(last - first >= window for _, _, (first, last), *_ in segments):
+            _refuse(module, f"its cache holds no more than a window of {window} keys")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attend = _with_flash if query.is_cuda else _with_blocks
     return attend(module, query, key, value, segments, scale), None
@@ -163,15 +166,6 @@ def _check(module: Any, query: Tensor, key: Tensor, dropout: float, options: dic
         _refuse(module, "torch.compile traces it")
     if query.is_cuda and is_rocm():
         _refuse(module, "nothing was checked on ROCm")
-
-
-def _check_window(
-    module: Any, segments: tuple[Segment, ...], queries: int, keys: int, options: dict[str, Any]
-) -> None:
-    """Raise if keys were dropped from a cache: nobody knows where the blocks of keys begin then."""
-    window = options.get("sliding_window")
-    if window and queries != keys and any(last - first >= window for _, _, (first, last), *_ in segments):
-        _refuse(module, f"its cache holds no more than a window of {window} keys")
 
 
 def _refuse(module: object, what: str) -> None:

@@ -7,33 +7,18 @@ bits on the GPU at hand.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from veomni_hook.batch_invariance import device
-from veomni_hook.kernels.moe_experts.triton_tiles import Tile as ExpertTile
-from veomni_hook.kernels.moe_experts.triton_tiles import describable, described
+from veomni_hook.kernels.moe_experts.triton_tiles import Tile, describable, described
 from veomni_hook.kernels.shared.launch import cdiv, room
 
-__all__ = ["DTYPES", "Tile", "product", "tile"]
+__all__ = ["product", "tile"]
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Up to here, rows are few: what counts is how many bytes of ``b`` are in flight.
 _FEW = 64
 _NARROW = 8192
 _ROOMY = 200 * 1024
-
-
-class Tile(NamedTuple):
-    """Rows, columns and depth of a tile, warps and stages, and whether programs loop over tiles."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    flatten: bool = False
 
 
 def tile(dtype: torch.dtype, rows: int, columns: int, memory: int) -> Tile:
@@ -49,10 +34,6 @@ def tile(dtype: torch.dtype, rows: int, columns: int, memory: int) -> Tile:
     return Tile(128, 256, 64, 8, 3, flatten=True)
 
 
-#: What `describable` asks of a tile.
-_DESCRIBED = ExpertTile(1, 1, 1, 1, 1)
-
-
 def product(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -63,7 +44,7 @@ def product(
 ) -> torch.Tensor:
     """Return ``alpha * a @ b + beta * bias``, contiguous, in the dtype of the operands.
 
-    ``a`` is ``[batch, rows, inner]`` and ``b`` ``[batch, inner, columns]``, of one dtype of `DTYPES`, with
+    ``a`` is ``[batch, rows, inner]`` and ``b`` ``[batch, inner, columns]``, both in 16 bits or float32, with
     any strides; ``bias`` can be expanded to the result. Nothing is mutated; there is no gradient.
     """
     batch, rows, inner, columns = *a.shape, b.shape[2]
@@ -72,8 +53,8 @@ def product(
         return c
     many, memory = room(a.device)
     chosen = tile(a.dtype, rows, columns, memory)
-    left, turned_a = _operand(a, chosen.rows, chosen.depth)
-    right, turned_b = _operand(b, chosen.depth, chosen.columns)
+    left, turned_a = _operand(a, chosen, chosen.rows, chosen.depth)
+    right, turned_b = _operand(b, chosen, chosen.depth, chosen.columns)
     term = c if bias is None else bias.expand(c.shape)
     tiles = cdiv(rows, chosen.rows) * cdiv(columns, chosen.columns)
     device.product[(min(tiles, many) if chosen.flatten else tiles, batch)](
@@ -82,14 +63,14 @@ def product(
         A_DESCRIBED=left is not a, A_TURNED=turned_a, B_DESCRIBED=right is not b, B_TURNED=turned_b,
         BIASED=bias is not None and beta != 0,
         PRECISION="tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        ROWS=chosen.rows, COLUMNS=chosen.columns, DEPTH=chosen.depth, GROUP=8, STAGES=chosen.stages,
-        FLATTEN=chosen.flatten, num_warps=chosen.warps,
+        ROWS=chosen.rows, COLUMNS=chosen.columns, DEPTH=chosen.depth, GROUP=chosen.group,
+        STAGES=chosen.stages, FLATTEN=chosen.flatten, num_warps=chosen.warps,
     )  # fmt: skip
     return c
 
 
-def _operand(x: torch.Tensor, high: int, wide: int) -> tuple[object, bool]:
-    """Return what the kernel reads of ``[batch, a, b]`` in tiles of ``high`` by ``wide``; is it turned?
+def _operand(x: torch.Tensor, chosen: Tile, high: int, wide: int) -> tuple[object, bool]:
+    """Return what the kernel reads of ``[batch, a, b]`` in parts of ``high`` by ``wide``; is it turned?
 
     Hardware copies the tiles of one matrix of 16-bit numbers whose rows, or columns, are contiguous.
     """
@@ -97,6 +78,6 @@ def _operand(x: torch.Tensor, high: int, wide: int) -> tuple[object, bool]:
         return x, False
     turned = x.stride(2) != 1
     matrix = x[0].t() if turned else x[0]
-    if not describable(matrix, _DESCRIBED):
+    if not describable(matrix, chosen):
         return x, False
     return described(matrix, [wide, high] if turned else [high, wide]), turned

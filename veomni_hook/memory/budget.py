@@ -23,6 +23,7 @@ from torch.optim import AdamW, Optimizer
 
 from veomni_hook import accelerator
 from veomni_hook.errors import OffloadError, PredictionError, VeomniHookWarning
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.memory import parts
 from veomni_hook.memory.host import free_bytes
 from veomni_hook.memory.lengths import shape_of
@@ -92,15 +93,13 @@ def keep(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
     if not calls.exceed(model, batch):
         return
     _INNER.update(inner for inner in model.modules() if inner is not model and hasattr(inner, "config"))
-    _running.prediction = True
     try:
-        calls.sentence = _chosen(model, batch, budget)
+        with changed(vars(_running), {"prediction": True}):
+            calls.sentence = _chosen(model, batch, budget)
     except PredictionError as error:
         _apply(model, parts.LADDER[-1])
         calls.sentence = f"all parts are on, because {error.what}"
         warnings.warn(f"VEOMNI_MEMORY: {calls.sentence}", VeomniHookWarning, stacklevel=2)
-    finally:
-        _running.prediction = False
     parts.say(f"memory: {calls.sentence}")
 
 

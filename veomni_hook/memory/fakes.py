@@ -7,7 +7,7 @@ that follow from activations are those of random ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import new_class
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, counted_as_plain, counts_as_plain
 from veomni_hook.kernels.shared.operators import called_directly
 from veomni_hook.memory.host import BLOCKS
@@ -114,7 +115,6 @@ def swapped(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.
     Yields the fakes by the ids of what they stand for.
     """
     stand_ins: dict[int, torch.Tensor] = {}
-    before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in stand_ins:
@@ -126,18 +126,13 @@ def swapped(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.
             )
         return stand_ins[id(tensor)]
 
-    try:
+    with ExitStack() as stack:
         for module in model.modules():
             named: Any
             for named in (module._parameters, module._buffers):
-                for name, tensor in named.items():
-                    if tensor is not None:
-                        before.append((named, name, tensor))
-                        named[name] = stand_in(tensor)
+                others = {name: stand_in(own) for name, own in named.items() if own is not None}
+                stack.enter_context(changed(named, others))
         yield stand_ins
-    finally:
-        for named, name, tensor in before:
-            named[name] = tensor
 
 
 def on(device: torch.device, value: Any) -> Any:
@@ -174,42 +169,33 @@ def _both(kind: type[torch.Tensor]) -> type[torch.Tensor]:
 @contextmanager
 def _without_launches() -> Iterator[None]:
     """Let launches of Triton that get fake tensors do nothing in the block; these have aligned addresses."""
-    replaced: list[tuple[type, str, Any]] = []
-
-    def replace(kind: type, name: str, around: Callable[[Any], Any]) -> None:
-        replaced.append((kind, name, vars(kind).get(name)))
-        setattr(kind, name, around(getattr(kind, name)))
-
-    def call(original: Any) -> Any:
-        def launch(self: Any, grid: Any, *arguments: Any) -> None:
-            if not _fake_among(arguments):
-                original(self, grid, *arguments)
-
-        return launch
-
-    def item(original: Any) -> Any:
-        def at(self: Any, grid: Any) -> Any:
-            run = original(self, grid)
-            return lambda *args, **options: None if _fake_among(args) else run(*args, **options)
-
-        return at
-
+    replacements: list[tuple[type, str, Any]] = [
+        (FakeTensor, "data_ptr", lambda fake: 0),
+        (FakeTensor, "as_subclass", _as_subclass),
+    ]
     try:
-        replace(FakeTensor, "data_ptr", lambda _: lambda self: 0)
-        replace(FakeTensor, "as_subclass", lambda _: _as_subclass)
         from triton.runtime.jit import KernelInterface
 
         from veomni_hook.kernels.shared.launch import Launch
-
-        replace(Launch, "__call__", call)
-        replace(KernelInterface, "__getitem__", item)
     except ImportError:
         pass  # without Triton there is nothing to launch
-    try:
-        yield
-    finally:
-        for kind, name, original in reversed(replaced):
-            if original is None:
-                delattr(kind, name)
+    else:
+        launch, prepare = Launch.__call__, KernelInterface.__getitem__
+
+        def launched(self: Any, grid: Any, *arguments: Any) -> None:
+            if not _fake_among(arguments):
+                launch(self, grid, *arguments)
+
+        def prepared(self: Any, grid: Any) -> Any:
+            run = prepare(self, grid)
+            return lambda *args, **options: None if _fake_among(args) else run(*args, **options)
+
+        replacements += [(Launch, "__call__", launched), (KernelInterface, "__getitem__", prepared)]
+    with ExitStack() as stack:
+        for kind, name, method in replacements:
+            if name in vars(kind):
+                stack.callback(setattr, kind, name, vars(kind)[name])
             else:
-                setattr(kind, name, original)
+                stack.callback(delattr, kind, name)
+            setattr(kind, name, method)
+        yield

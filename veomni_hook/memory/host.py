@@ -7,14 +7,15 @@ change, and what is held is known: blocks in use and blocks that wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
 
 from veomni_hook.errors import OffloadError
+from veomni_hook.kernels.shared.changed import changed
 
 __all__ = ["BLOCK", "BLOCKS", "NO_BLOCK", "Blocks", "free_bytes"]
 
@@ -69,18 +70,12 @@ class Blocks:
                 if is_real is not self.aside:
                     self._free.append(block)
 
-    @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def set_aside(self) -> AbstractContextManager[None]:
         """Let the block's code begin without blocks, and forget those that it took: none has memory.
 
         Those of page-locked memory are only counted. Others are fakes: they are memory of the same device.
         """
-        before = self.held, self._free, self._most, self.aside
-        self.held, self._free, self._most, self.aside = 0, [], None, True
-        try:
-            yield
-        finally:
-            self.held, self._free, self._most, self.aside = before
+        return changed(vars(self), {"held": 0, "_free": [], "_most": None, "aside": True})
 
     def release(self) -> None:
         """Give the blocks that nobody uses back to the system."""

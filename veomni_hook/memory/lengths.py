@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["length_of", "longest", "resized", "shape_of"]
+__all__ = ["longest", "resized", "shape_of"]
 
 #: Lengths are multiples of this, and predictions for them at most so many.
 STEP, _TRIES = 64, 6
@@ -16,13 +16,8 @@ STEP, _TRIES = 64, 6
 _CLOSE = 0.98
 
 
-def length_of(inputs: Mapping[str, Any]) -> int:
-    """Return the length of a batch: that of its token ids, or of the first tensor with rows."""
-    return shape_of(inputs)[1]
-
-
 def shape_of(inputs: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the sequences of a batch, and the tokens of each."""
+    """Return the sequences of a batch and the tokens of each: of its token ids, or first tensor with rows."""
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor) and value.ndim > 1]
     ids = inputs.get("input_ids")
     rows, tokens = (ids if isinstance(ids, torch.Tensor) else tensors[0]).shape[:2]
@@ -31,7 +26,7 @@ def shape_of(inputs: Mapping[str, Any]) -> tuple[int, int]:
 
 def resized(inputs: Mapping[str, Any], length: int) -> dict[str, Any]:
     """Return a batch of ``length``: what has the batch's length is cut, repeated, or counted on."""
-    now, batch = length_of(inputs), dict(inputs)
+    (_, now), batch = shape_of(inputs), dict(inputs)
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor):
             for dim in range(1, value.ndim):

@@ -137,7 +137,7 @@ def step_of(
     tracker.label(weights, WEIGHTS)
     tracker.label(model.buffers(), BUFFERS)
     tracker.label((weight.grad for weight in weights), GRADIENTS)
-    tracker.label((leaf for leaf in inputs.values() if isinstance(leaf, torch.Tensor)), INPUTS)
+    tracker.label(inputs.values(), INPUTS)
     if optimizer is not None:
         _fill(optimizer, tracker)
     noted = [
@@ -177,7 +177,7 @@ def _fill(optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
     for weight, grad in zip(weights, before, strict=True):
         weight.grad = grad
     for state in optimizer.state.values():
-        tracker.label((leaf for leaf in state.values() if isinstance(leaf, torch.Tensor)), OPTIMIZER)
+        tracker.label(state.values(), OPTIMIZER)
 
 
 def _twin(optimizer: torch.optim.Optimizer, stand_ins: Mapping[int, torch.Tensor]) -> torch.optim.Optimizer:

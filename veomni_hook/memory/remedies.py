@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint as upstream
 
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.memory import checkpoint, parts
 
 __all__ = ["REMEDIES", "checkpoint_layers", "layers_of", "of_one_row", "with_setting"]
@@ -23,7 +24,7 @@ def _checkpointed(model: nn.Module) -> AbstractContextManager[None] | None:
     able = layers_of(model)
     if not able or any(layer.gradient_checkpointing for layer in able):
         return None
-    return _calling(able, partial(upstream, use_reentrant=False))
+    return _with_checkpoints(able, partial(upstream, use_reentrant=False))
 
 
 def with_setting(text: str, model: nn.Module) -> AbstractContextManager[None] | None:
@@ -34,7 +35,7 @@ def with_setting(text: str, model: nn.Module) -> AbstractContextManager[None] | 
         return None
     if parts.is_in_force(text) and all(layer.gradient_checkpointing for layer in able):
         return None
-    return _set(text, able)
+    return _with_checkpoints(able, checkpoint.run, parts.parsed(text))
 
 
 def layers_of(model: nn.Module) -> list[Any]:
@@ -42,31 +43,28 @@ def layers_of(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
 
 
-@contextmanager
-def _set(text: str, layers: list[Any]) -> Iterator[None]:
-    with parts.using(parts.parsed(text)), _calling(layers, checkpoint.run):
-        yield
-
-
-def checkpoint_layers(layers: list[Any], function: Callable[..., Any] = checkpoint.run) -> None:
-    """Let ``function`` call the layers."""
+def checkpoint_layers(layers: list[Any]) -> None:
+    """Let this package's checkpoint call the layers."""
     for layer in layers:
-        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, function
+        vars(layer).update(_called_by(checkpoint.run))
 
 
 @contextmanager
-def _calling(layers: list[Any], function: Callable[..., Any]) -> Iterator[None]:
-    """Let ``function`` call the layers in the block."""
-    names = "gradient_checkpointing", "_gradient_checkpointing_func"
-    before = [(layer, {name: vars(layer)[name] for name in names if name in vars(layer)}) for layer in layers]
-    checkpoint_layers(layers, function)
-    try:
+def _with_checkpoints(
+    layers: list[Any], function: Callable[..., Any], asked: parts.Parts | None = None
+) -> Iterator[None]:
+    """Let ``function`` call the layers in the block, with the parts ``asked`` in force, if any are."""
+    with ExitStack() as stack:
+        if asked is not None:
+            stack.enter_context(parts.using(asked))
+        for layer in layers:
+            stack.enter_context(changed(vars(layer), _called_by(function)))
         yield
-    finally:
-        for layer, values in before:
-            for name in names:
-                vars(layer).pop(name, None)
-            vars(layer).update(values)
+
+
+def _called_by(function: Callable[..., Any]) -> dict[str, object]:
+    """Return the attributes with which ``function`` calls the layers of a module."""
+    return {"gradient_checkpointing": True, "_gradient_checkpointing_func": function}
 
 
 def of_one_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from veomni_hook.kernels.shared.autograd import is_recorded
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.kernels.shared.held import hold, saved_by
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.memory import parts
@@ -125,11 +126,8 @@ class _Call:
         return torch.split(x.reshape(1, -1, x.shape[-1]) if x.dim() == 3 else x, self.rows, -2)
 
     def __call__(self, tile: torch.Tensor) -> torch.Tensor:
-        outer, _running.tile = _running.tile, True
-        try:
+        with changed(vars(_running), {"tile": True}):
             return self.forward(self.module, tile)
-        finally:
-            _running.tile = outer
 
     def recorded(self, leaf: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a tile of `x` from ``leaf``; return the end of its graph, and its result without one."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from veomni_hook.kernels.shared.changed import changed
 
 __all__ = ["Tracker", "operand_names", "parts_of"]
 
@@ -71,33 +73,24 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf, "")
         if self._device == "cuda" and (inside := _inside(func, args)):
-            self._bytes[INSIDE] += inside
-            self._total += inside
-            self._note()
-            self._bytes[INSIDE] -= inside
-            self._total -= inside
+            self._add(INSIDE, inside)
+            self._add(INSIDE, -inside)
         return result
 
-    def label(self, tensors: Iterable[torch.Tensor | None], label: str) -> None:
-        """Count ``tensors`` under ``label``, also if they are counted under another."""
-        for tensor in tensors:
-            if tensor is not None:
+    def label(self, values: Iterable[object], label: str) -> None:
+        """Count the tensors among ``values`` under ``label``, also if they are counted under another."""
+        for tensor in values:
+            if isinstance(tensor, torch.Tensor):
                 self._drop(tensor.untyped_storage()._cdata)
                 self._count(tensor, label)
 
-    @contextmanager
-    def labelled(self, label: str) -> Iterator[None]:
+    def labelled(self, label: str) -> AbstractContextManager[None]:
         """Count what is allocated in the block under ``label``."""
-        before, self._label = self._label, label
-        try:
-            yield
-        finally:
-            self._label = before
+        return changed(vars(self), {"_label": label})
 
     def begin(self) -> None:
         """Forget the peak so far."""
-        self.peak = 0
-        self._note()
+        self.peak, self.at_peak = self._total, dict(self._bytes)
 
     def _count(self, tensor: torch.Tensor, label: str) -> None:
         if tensor.device.type != self._device or tensor.layout is not torch.strided:
@@ -110,19 +103,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = -(-size // _ROUNDED) * _ROUNDED
         label = label or self._label or self._part()
         self._live[key] = size, label, ref(storage, lambda _: self._drop(key))
+        self._add(label, size)
+
+    def _add(self, label: str, size: int) -> None:
         self._bytes[label] += size
         self._total += size
-        self._note()
-
-    def _note(self) -> None:
         if self._total > self.peak:
             self.peak, self.at_peak = self._total, dict(self._bytes)
 
     def _drop(self, key: int) -> None:
         if key in self._live:
             size, label, _ = self._live.pop(key)
-            self._bytes[label] -= size
-            self._total -= size
+            self._add(label, -size)
 
     def _part(self) -> str:
         """Return the part of the innermost module that runs and has one."""

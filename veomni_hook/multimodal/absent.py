@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.kernels.shared.sharded import is_sharded
 from veomni_hook.multimodal.batches import tensors_in
 from veomni_hook.multimodal.placeholders import Underivable, placeholders
@@ -117,7 +118,10 @@ def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
     _say(module, data, why)
     with ExitStack() as kept:
         kept.enter_context(_random_states(inputs_embeds.device))
-        kept.enter_context(_statistics(used))
+        for norm in {part for tower in used for part in tower.modules() if isinstance(part, _NormBase)}:
+            # It changes copies: the buffers' own values may be needed in backward.
+            copies = {name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None}
+            kept.enter_context(changed(norm._buffers, copies))
         try:
             result = call(*arguments)
         except Exception as error:
@@ -152,22 +156,6 @@ def _random_states(device: torch.device) -> Any:
         return torch.random.fork_rng(devices=[])
     index = device.index if device.index is not None else torch.accelerator.current_device_index()
     return torch.random.fork_rng(devices=[index], device_type=device.type)
-
-
-@contextmanager
-def _statistics(towers: Sequence[nn.Module]) -> Iterator[None]:
-    """Let batch normalisation change copies of its buffers: their own values may be needed in backward."""
-    norms = [module for tower in towers for module in tower.modules() if isinstance(module, _NormBase)]
-    buffers = [dict(norm._buffers) for norm in norms]
-    for norm, own in zip(norms, buffers, strict=True):
-        norm._buffers.update(
-            {name: None if buffer is None else buffer.clone() for name, buffer in own.items()}
-        )
-    try:
-        yield
-    finally:
-        for norm, own in zip(norms, buffers, strict=True):
-            norm._buffers.update(own)
 
 
 def _say(module: nn.Module, data: tuple[str, ...], why: str) -> None:

@@ -86,7 +86,7 @@ def computed(
 
 def values(tensor: object) -> Any:
     """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
-    return host_copy(tensor) if not traced() and _is_size(tensor, floats=True) else tensor
+    return host_copy(tensor) if _is_size(tensor, floats=True) else tensor
 
 
 def place(device: object) -> Any:
@@ -108,6 +108,7 @@ def sent(tensor: object, device: torch.device) -> Any:
         return tensor
     if tensor.device.type != "cpu" or not_plain(tensor):
         return tensor
+    # From pageable memory, too, the copy is made before this returns.
     return note_copy(tensor.to(device, non_blocking=True), tensor)
 
 
@@ -122,7 +123,7 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
 
 def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
     """Return ``result``, which is ``tensor`` in another dtype; reading it reads ``tensor``."""
-    if traced() or result is tensor or not _is_size(tensor, floats=True):
+    if not _is_size(tensor, floats=True) or result is tensor:
         return result
     dtype = result.dtype
     return note_origin(result, lambda copy: copy.to(dtype), tensor)
@@ -130,7 +131,7 @@ def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
 
 def counted(positions: torch.Tensor, start: object) -> None:
     """Note that ``positions [length]`` are those from ``start`` on, if it is a number: nobody reads them."""
-    if not traced() and isinstance(start, int) and _is_size(positions, floats=False):
+    if _is_size(positions, floats=False) and isinstance(start, int):
         end = start + len(positions)
         note_origin(positions, lambda: torch.arange(start, end, device="cpu"))
 
@@ -138,14 +139,12 @@ def counted(positions: torch.Tensor, start: object) -> None:
 def followed(compute: Callable[[Any], torch.Tensor], tensor: object) -> torch.Tensor:
     """Return ``compute(tensor)``; reading it reads ``tensor``."""
     result = compute(tensor)
-    if traced() or not _is_size(tensor, floats=True):
-        return result
-    return note_origin(result, compute, tensor)
+    return note_origin(result, compute, tensor) if _is_size(tensor, floats=True) else result
 
 
 def chosen(mask: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return what selects the true elements of ``mask``: their indices, if the host has to know how many."""
-    if traced() or not _is_size(mask, floats=True):
+    if not _is_size(mask, floats=True):
         return mask.bool()
     indices = host_copy(mask).bool().nonzero(as_tuple=True)
     return tuple(index.to(mask.device, non_blocking=True) for index in indices)
@@ -162,8 +161,6 @@ def lengths(function: _Function) -> _Function:
     @wraps(function)
     def with_origins(*args: object, **kwargs: object) -> Any:
         results = function(*args, **kwargs)
-        if traced():
-            return results
         sizes = [(at, argument) for at, argument in enumerate(args) if _is_size(argument, floats=False)]
         if not sizes:
             return results
@@ -190,16 +187,16 @@ def read_together(sizes: Iterable[object], positions: Iterable[object] = ()) -> 
         sizes: sizes of images and videos; None: there are none.
         positions: the positions, which say whether samples share a row, or what they are computed from.
     """
-    if traced():
-        return
     unread = [size for size in sizes if _is_size(size, floats=True)]
     if unread:
         host_copies(*unread, *(position for position in positions if _is_size(position, floats=True)))
 
 
 def _is_size(value: object, *, floats: bool) -> TypeGuard[torch.Tensor]:
+    """Return whether the host may read a value that is on a device; in traced code it is none."""
     return (
-        isinstance(value, torch.Tensor)
+        not traced()  # asked first everywhere: dynamo leaves out what follows
+        and isinstance(value, torch.Tensor)
         and value.device.type not in _ELSEWHERE
         and not_plain(value) is None
         and (floats or not value.is_floating_point())
@@ -210,7 +207,4 @@ def _moved(result: object, device: torch.device) -> Any:
     """Return what a function returned, with its tensors on ``device`` and their values noted."""
     if isinstance(result, tuple):
         return tuple(_moved(part, device) for part in result)
-    if isinstance(result, torch.Tensor) and result.device.type == "cpu":
-        # From pageable memory, too, the copy is made before this returns.
-        return note_copy(result.to(device, non_blocking=True), result)
-    return result
+    return sent(result, device)

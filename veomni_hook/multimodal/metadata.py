@@ -21,12 +21,12 @@ import torch
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.shared.origin import definition_of
-from veomni_hook.multimodal.carried import carried
+from veomni_hook.multimodal.batches import carried
 from veomni_hook.multimodal.positions import (
     Positions,
-    has_positions,
     modeling_of,
     position_ids,
+    positions_of,
     understanding,
 )
 from veomni_hook.patches.code.tree import chain
@@ -96,8 +96,7 @@ def collate_metadata(
         MultimodalError: ``positions`` is true, and the model has no such method.
     """
     config = understanding(config)
-    wanted = has_positions(config) if positions is None else positions
-    computed = position_ids(config) if wanted else None
+    computed = None if positions is False else (position_ids if positions else positions_of)(config)
     module, steps = modeling_of(config).__name__, tuple(_steps(config))
     nothing = positions is None and computed is None and not steps
     if nothing and type(config) not in _said and find_spec(_TAKING) is not None:

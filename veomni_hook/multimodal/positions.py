@@ -20,7 +20,7 @@ from veomni_hook.patches.upstream_names import POSITIONS
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Positions", "has_positions", "modeling_of", "position_ids", "understanding"]
+__all__ = ["Positions", "modeling_of", "position_ids", "positions_of", "understanding"]
 
 _CONFIGURATION = "configuration_"
 #: Modules of the classes that all configurations derive from, with the name of `_CONFIGURATION` replaced.
@@ -51,39 +51,37 @@ def position_ids(config: PretrainedConfig) -> Positions:
         MultimodalError: the model does not compute positions from the sizes of images and videos.
     """
     config = understanding(config)
-    module = modeling_of(config)
-    kind = _computing_in(module, config)
-    if kind is None:
+    positions = positions_of(config)
+    if positions is None:
         raise MultimodalError(
             f"no model of {type(config).__name__} has a method {_COMPUTE}, or {POSITIONS} for its forward",
-            where=module.__name__,
+            where=modeling_of(config).__name__,
             fix="leave positions to the model: collate_metadata(config, positions=False)",
         )
-    return Positions(config, module.__name__, kind.__qualname__)
+    return positions
 
 
-def has_positions(config: PretrainedConfig) -> bool:
-    """Return whether `position_ids` can compute the positions of a model."""
-    config = understanding(config)
-    return _computing_in(modeling_of(config), config) is not None
+def positions_of(config: PretrainedConfig) -> Positions | None:
+    """Return what `position_ids` returns for the configuration of a part that understands, or None."""
+    kind = _computing_in(modeling_of(config), config)
+    return None if kind is None else Positions(config, kind)
 
 
 class Positions:
     """Computes the ``position_ids`` of a batch as the model would.
 
     The model's methods read nothing but their arguments and the configuration, so this object stands in for
-    the model.
+    the model, of the class ``kind``.
     """
 
-    def __init__(self, config: PretrainedConfig, module: str, kind: str) -> None:
+    def __init__(self, config: PretrainedConfig, kind: type) -> None:
         self.config = config
-        self._names = (module, kind)
+        self._kind = kind
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
-        module, kind = self._names
-        attribute = getattr(getattr(import_module(module), kind), name, None)
+        attribute = getattr(self._kind, name, None)
         # Models copy some numbers of the configuration.
         if attribute is None:
             return getattr(self.config.vision_config, name)
@@ -99,8 +97,7 @@ class Positions:
         """
         sounds = batch.get("feature_attention_mask")
         inputs = {"audio_feature_lengths": None if sounds is None else sounds.sum(-1), **batch}
-        module, kind = self._names
-        computing = _computes(getattr(import_module(module), kind))
+        computing = _computes(self._kind)
         positions: torch.Tensor | None = None
         call = None if computing.__name__ == _COMPUTE else _computed_in(computing)
         if call is None:

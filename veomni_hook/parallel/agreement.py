@@ -10,9 +10,9 @@ of a tensor on a device is read with the next call, so nobody waits for the devi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any, NoReturn
@@ -49,31 +49,6 @@ class _Call:
 
 
 @dataclass
-class _Digests:
-    """Of the data of a call, by the names of its arguments.
-
-    Attributes:
-        call: its name.
-        known: the digests that are on the host.
-        late: whose tensors are on a device.
-        numbers: theirs, in pinned memory once ``arrived`` has happened.
-    """
-
-    call: str
-    known: dict[str, int] = field(default_factory=dict)
-    late: list[str] = field(default_factory=list)
-    numbers: torch.Tensor | None = None
-    arrived: Any = None
-
-    def values(self) -> dict[str, int]:
-        """Return those that are late; the host waits for them."""
-        if self.numbers is None:
-            return {}
-        self.arrived.synchronize()
-        return dict(zip(self.late, self.numbers.tolist(), strict=True))
-
-
-@dataclass
 class _Comparison:
     """What the processes of a group send each other for a call, on its way."""
 
@@ -91,8 +66,8 @@ _CALL: ContextVar[_Call | None] = ContextVar("veomni_call", default=None)
 #: Those that were split: the comparison starts as soon as they are called.
 _SPLIT: WeakSet[nn.Module] = WeakSet()
 _numbers = count(1)
-#: The digests of the last call, if some of them are late, and the group.
-_late: tuple[object, _Digests] | None = None
+#: What returns the digests of the last call that are late, the call's name, and the group.
+_late: tuple[object, str, Callable[[], dict[str, int]]] | None = None
 
 
 def entered(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Token[_Call | None] | None:
@@ -156,33 +131,46 @@ def _started(call: _Call, group: SequenceGroup) -> _Comparison:
     global _late  # noqa: PLW0603
     name = f"call {next(_numbers)} of {call.name} in training"
     shapes = {key: f"{tensor.dtype} {list(tensor.shape)}" for key, tensor in call.tensors.items()}
-    before = _late[1] if _late is not None and _late[0] is group.host else _Digests("")
-    digests = _digests(name, call.tensors)
-    _late = (group.host, digests) if digests.late else None
-    own = (name, shapes), (name, digests.known), (before.call, before.values())
+    before = _late
+    known, late = _digests(call.tensors)
+    _late = None if late is None else (group.host, name, late)
+    own: list[tuple[str, Mapping[str, object]]] = [(name, shapes), (name, known), ("", {})]
+    if before is not None and before[0] is group.host:
+        own[2] = before[1], before[2]()
     mine = torch.tensor([crc32(repr(sorted(fields.items())).encode()) for _, fields in own])
     numbers = [torch.empty_like(mine) for _ in range(group.size)]
     arrived = distributed.all_gather(numbers, mine, group.host, async_op=True)
-    return _Comparison(group, own, numbers, arrived, bool(digests.known or digests.late))
+    return _Comparison(group, own, numbers, arrived, bool(known or late))
 
 
-def _digests(call: str, tensors: Mapping[str, torch.Tensor]) -> _Digests:
-    digests, numbers = _Digests(call), list[torch.Tensor]()
+def _digests(
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, int], Callable[[], dict[str, int]] | None]:
+    """Return digests of what was not computed with gradients, by name: those of data that the host knows.
+
+    And what waits for those of data on a device; None: there is no such data.
+    """
+    known, late = dict[str, int](), dict[str, torch.Tensor]()
     for name, tensor in tensors.items():
         if tensor.requires_grad:
             continue
         copy = known_copy(tensor)
         if copy is not None:
-            digests.known[name] = int(_digest(copy))
+            known[name] = int(_digest(copy))
         else:
-            digests.late.append(name)
-            numbers.append(_digest(tensor))
-    if numbers:
-        place = torch.empty(len(numbers), dtype=torch.int64, pin_memory=True)
-        digests.numbers = place.copy_(torch.stack(numbers), non_blocking=True)
-        digests.arrived = torch.get_device_module(numbers[0].device).Event()
-        digests.arrived.record()
-    return digests
+            late[name] = _digest(tensor)
+    if not late:
+        return known, None
+    on_device, names = torch.stack([*late.values()]), [*late]
+    numbers = torch.empty(len(names), dtype=torch.int64, pin_memory=True).copy_(on_device, non_blocking=True)
+    arrived = torch.get_device_module(on_device.device).Event()
+    arrived.record()
+
+    def wait() -> dict[str, int]:
+        arrived.synchronize()
+        return dict(zip(names, numbers.tolist(), strict=True))
+
+    return known, wait
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:

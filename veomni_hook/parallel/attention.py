@@ -12,7 +12,7 @@ If it does not know what the implementation computes, heads are exchanged among 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import gcd
 from typing import Any
@@ -21,17 +21,17 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.attention.calls import dtype_of
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known
 from veomni_hook.parallel.groups import SequenceGroup, choices, divided, neighbours
 from veomni_hook.parallel.partial_attention import is_fused
 from veomni_hook.parallel.ring_attention import ring_attention
-from veomni_hook.parallel.seeds import own_random_numbers
 from veomni_hook.parallel.sharding import Sharding, in_force, refuse
 from veomni_hook.parallel.whole_keys import has_whole_keys, own_queries
 
-__all__ = ["over_sequence"]
+__all__ = ["over_sequence", "own_random_numbers"]
 
 Implementation = Callable[..., tuple[torch.Tensor, object]]
 Operands = dict[str, Any]
@@ -41,6 +41,7 @@ _REFUSED = ("position_bias", "head_mask", "indices", "block_indices", "cache")
 #: Operands and attributes with one number a head.
 _PER_HEAD_OPERANDS, _PER_HEAD_ATTRIBUTES = ("s_aux", "sinks"), ("sinks",)
 _GROUPS = "num_key_value_groups"
+_LARGEST_SEED = 2**62
 
 
 def over_sequence(implementation: Implementation) -> Implementation:
@@ -63,12 +64,12 @@ def _attend(
         return implementation(module, query, key, value, attention_mask, *others, **operands)
     group = sharding.group
     if has_whole_keys(module):
-        own_queries(module, query, key, attention_mask, group)
+        own_queries(module, query, key, attention_mask)
         sharding.note_call()
         with own_random_numbers(query, group.rank + 1 if module.training and operands.get("dropout") else 0):
             output, _ = implementation(module, query, key, value, attention_mask, *others, **operands)
         return output, None
-    _check(module, query, key, value, operands, group)
+    _check(module, query, key, value, operands)
     part, heads = query.shape[2], query.shape[1]
     if (near := neighbours(group.size, heads, key.shape[1])) < group.size:
         operands_of_ring = [operand.to(dtype_of(query)) for operand in (query, key, value)]
@@ -78,7 +79,7 @@ def _attend(
             return _around(call, sharding, near, module, operands_of_ring, attention_mask), None
         if heads % group.size:
             reason = f"sp={group.size} does not divide its {heads} heads, and {call}"
-            refuse(module, reason, group, advice=f"{choices(heads, group.mesh.size())}, or ")
+            refuse(module, reason, advice=f"{choices(heads, group.mesh.size())}, or ")
     full = _positions(sharding, module, part, attention_mask, operands)
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
@@ -94,14 +95,15 @@ def _attend(
         for name, operand in operands.items()
     }
     dropout = operands.get("dropout", 0.0) if module.training else 0.0
+    attributes = _of_own_heads(module, heads, repeats, group)
     with (
-        _for_heads(module, heads, repeats, group),
+        changed(module.__dict__, attributes) if attributes else nullcontext(),
         own_random_numbers(query, group.rank + 1 if dropout else 0),
     ):
         output, _ = implementation(module, query, key, value, mask, *others, **operands)
     sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
-        refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
+        refuse(module, f"its implementation returns {list(output.shape)} for {full} positions")
     missing = part * group.size - full
     if missing:
         output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
@@ -131,7 +133,7 @@ def _around(
     told = None if mask is None else int(mask.shape[3])
     full = sharding.positions(part, told, causal=call.causal)
     if part_length(full, group) != part or told not in (None, full):
-        refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
+        refuse(module, f"it is given {part} positions of {full}, with a mask of {told}")
     around, ring = divided(group, near)
     query, key, value = to_heads(operands, around)
     if mask is not None and mask.shape[1] > 1:
@@ -158,7 +160,7 @@ def _positions(
         told = next(iter(known)) if len(known) == 1 else int(ends[-1])
     positions = sharding.positions(part, told, causal=bool(causal))
     if part_length(positions, sharding.group) != part:
-        refuse(module, f"it is given {part} positions of {positions}", sharding.group)
+        refuse(module, f"it is given {part} positions of {positions}")
     return positions
 
 
@@ -168,18 +170,16 @@ def _check(
     key: torch.Tensor,
     value: torch.Tensor,
     operands: dict[str, object],
-    group: SequenceGroup,
 ) -> None:
     """Raise if the exchange would not be right for this call."""
     if key.shape[2] != query.shape[2] or value.shape[1:3] != key.shape[1:3]:
         refuse(
             module,
             f"it has {query.shape[2]} queries and {key.shape[2]} keys: a cache, a prefix or cross-attention",
-            group,
         )
     for name in _REFUSED:
         if operands.get(name) is not None:
-            refuse(module, f"it has the operand `{name}`, which nobody splits", group)
+            refuse(module, f"it has the operand `{name}`, which nobody splits")
 
 
 def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> torch.Tensor:
@@ -188,26 +188,46 @@ def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> to
     return x.narrow(dim, group.rank * share, share)
 
 
-@contextmanager
-def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> Iterator[None]:
-    """Let ``module`` say what is true of this process's heads while its implementation runs."""
-    attributes = module.__dict__
-    changed: dict[str, object] = {}
-    if repeats > 1 and _GROUPS in attributes:
-        changed[_GROUPS] = attributes[_GROUPS] // repeats
+def _of_own_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> dict[str, object]:
+    """Return the attributes of ``module`` that are others for this process's heads.
+
+    In the instance's dictionary, which is asked first: a parameter is not there.
+    """
+    own: dict[str, object] = {}
+    if repeats > 1 and _GROUPS in module.__dict__:
+        own[_GROUPS] = module.__dict__[_GROUPS] // repeats
     for name in _PER_HEAD_ATTRIBUTES:
         attribute = getattr(module, name, None)
         if isinstance(attribute, torch.Tensor) and attribute.shape[:1] == (heads,):
-            # A parameter is not in the instance's dictionary, which is asked first.
-            changed[name] = _of_heads(attribute, 0, heads, group)
-    if not changed:
+            own[name] = _of_heads(attribute, 0, heads, group)
+    return own
+
+
+@contextmanager
+def own_random_numbers(like: torch.Tensor, offset: int) -> Iterator[None]:
+    """Give this process random numbers of its own on the device of ``like``; offset 0 changes nothing.
+
+    The new seed comes from the generator's own numbers, so a checkpoint that restores the generator gets the
+    same numbers again. Afterwards the generator goes on as it would have without the block.
+    """
+    if not offset:
         yield
         return
-    before = {name: attributes[name] for name in changed if name in attributes}
-    attributes.update(changed)
+    device = like.device
+    if device.type == "cpu":
+        seed = int(torch.randint(_LARGEST_SEED, ()))  # also: the next call starts elsewhere
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed((seed + offset) % _LARGEST_SEED)
+            yield
+        return
+    backend = torch.get_device_module(device)
+    generator = backend.default_generators[backend.current_device() if device.index is None else device.index]
+    # Neither makes the host wait.
+    seed, position = generator.initial_seed(), generator.get_offset()
+    torch.empty((), device=device).uniform_()
+    after = generator.get_state()
     try:
+        generator.manual_seed((seed * 1_000_003 + position * 8191 + offset) % _LARGEST_SEED)
         yield
     finally:
-        for name in changed:
-            del attributes[name]
-        attributes.update(before)
+        generator.set_state(after)

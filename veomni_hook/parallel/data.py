@@ -173,5 +173,5 @@ def _size(accelerator: Any) -> int:
         names = " and ".join(dict.fromkeys(axes))
         process.give_way(f"the script gives accelerate a ParallelismConfig of its own, with {names}")
         return 1
-    check_world(size, accelerator.num_processes)
+    check_world(accelerator.num_processes)
     return size

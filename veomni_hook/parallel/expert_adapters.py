@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import experts_of
 
 __all__ = ["has_adapters", "keep_equal"]
@@ -64,7 +65,7 @@ def _factors(model: nn.Module) -> Iterator[nn.Parameter]:
             raise ParallelError(
                 f"expert parallelism does not support adapters of PEFT on experts ({name} of "
                 f"{type(model).__name__}): their factors would not be divided with the experts",
-                where="the setting `parallel` (VEOMNI_PARALLEL)",
+                where=process.SETTING,
                 fix="adapt other modules (target_modules, without target_parameters), or train without ep",
             )
         for key, parameter in module.named_parameters():

@@ -86,21 +86,16 @@ class _Moved(torch.autograd.Function):
 def sum_of_copies(rows: Tensor, copies: Copies) -> Tensor:
     """Return what `collect` returns; not differentiable."""
     if rows.device.type == "cuda" and rows.dtype in (torch.bfloat16, torch.float16, torch.float32):
-        summed = _summed_by_triton(rows, copies)
-        if summed is not None:
-            return summed
+        try:
+            # Only here: processes without Triton have no such module.
+            from veomni_hook.kernels.moe_experts.triton_sums import sum_places
+        except ImportError:
+            pass
+        else:
+            return sum_places(rows, copies.places)
     count, width = copies.places.shape
     out = rows.new_zeros(count, rows.shape[1], dtype=torch.promote_types(rows.dtype, torch.float32))
     padded = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
     for place in range(width):
         out += padded.index_select(0, copies.places[:, place])
     return out.to(rows.dtype)
-
-
-def _summed_by_triton(rows: Tensor, copies: Copies) -> Tensor | None:
-    try:
-        # Only here: processes without Triton have no such module.
-        from veomni_hook.kernels.moe_experts.triton_sums import sum_places
-    except ImportError:
-        return None
-    return sum_places(rows, copies.places)

@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from veomni_hook.kernels.shared.changed import changed
 from veomni_hook.parallel.expert_dispatch import OncePerRank
 from veomni_hook.parallel.expert_saving import save_pretrained
 from veomni_hook.parallel.expert_units import fully_shard
@@ -89,8 +90,7 @@ def converted(mapping: Any, name: str, model: nn.Module, **options: Any) -> dict
         if tensor.shape[0] == division.counts[target]:
             values[target] = tensor[division.part(target)].clone()
         # Only now: conversions look at the shape of the whole parameter, the loader at that of the part.
-        owner, _, key = target.rpartition(".")
-        _cut(model.get_submodule(owner), key, division.part(target))
+        _cut(model, target, division.part(target))
     return values
 
 
@@ -101,9 +101,8 @@ def finish(model: Any) -> None:
         return
     world = init_device_mesh(device(), (distributed.get_world_size(),), mesh_dim_names=("fsdp",))
     for name in division.counts:
-        owner, _, key = name.rpartition(".")
         if model.get_parameter(name).shape[0] == division.counts[name]:  # was not in the checkpoint
-            _cut(model.get_submodule(owner), key, division.part(name))
+            _cut(model, name, division.part(name))
     for module in division.modules:
         _shard_experts(module, division.mesh)
     # From the inside out, as FSDP2 asks: what is sharded already is left out of what holds it.
@@ -117,9 +116,10 @@ def finish(model: Any) -> None:
     model.save_pretrained = partial(save_pretrained, model)
 
 
-def _cut(module: nn.Module, key: str, part: slice) -> None:
-    whole = module.get_parameter(key)
-    module._parameters[key] = nn.Parameter(whole.detach()[part].clone(), whole.requires_grad)
+def _cut(model: nn.Module, name: str, part: slice) -> None:
+    (owner, _, key), whole = name.rpartition("."), model.get_parameter(name)
+    own = nn.Parameter(whole.detach()[part].clone(), whole.requires_grad)
+    model.get_submodule(owner)._parameters[key] = own
 
 
 def _shard_experts(module: Any, mesh: DeviceMesh) -> None:
@@ -130,13 +130,11 @@ def _shard_experts(module: Any, mesh: DeviceMesh) -> None:
 
     def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         # The code of experts sees this rank's weights as tensors, whose gradients reach the DTensors.
-        whole = dict(module._parameters)
-        own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
-        module._parameters.update(own)
-        try:
+        parts = {
+            key: part.to_local() for key, part in module._parameters.items() if isinstance(part, DTensor)
+        }
+        with changed(module._parameters, parts):
             return dispatch(hidden_states, top_k_index, top_k_weights).to(hidden_states.dtype)
-        finally:
-            module._parameters.update(whole)
 
     module.forward = forward
     fully_shard(module, mesh=mesh["efsdp"])

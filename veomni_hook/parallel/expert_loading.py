@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["divided", "finished", "is_ours", "planned", "settled"]
 
-_WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
-
 
 def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
     """Return the ``distributed_config`` with which ``kind.from_pretrained`` goes on.
@@ -93,7 +91,7 @@ def divided(
         least = expert_release.LEAST
         raise ParallelError(
             f"ep={size} needs transformers {least} or newer; this is {expert_release.installed()}",
-            where=_WHERE,
+            where=process.SETTING,
             fix=f"pip install 'transformers>={least}', or remove ep",
         )
     _check(type(model), size, device_mesh, device_map)
@@ -120,14 +118,14 @@ def _check(kind: type, size: int, device_mesh: object, device_map: object = None
     if process.world_size() % size:
         raise ParallelError(
             f"ep={size} does not divide the {process.world_size()} processes of this job",
-            where=_WHERE,
+            where=process.SETTING,
             fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), "
             "or choose another ep",
         )
     for refused, fix in _refused(device_mesh, device_map):
         raise ParallelError(
             f"ep={size} does not support {refused}, which this script uses for {kind.__name__}",
-            where=_WHERE,
+            where=process.SETTING,
             fix=fix,
         )
 

@@ -15,6 +15,7 @@ from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.explain.places import places_of
 from veomni_hook.kernels.moe_experts.variants import Whole
 from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.parallel import process
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +25,6 @@ __all__ = ["MARK", "dispatched", "ep_size", "experts_of", "is_ours", "plan_of"]
 #: On a model, or its ``distributed_config``: how many processes share its experts as the setting asked.
 MARK = "_veomni_ep"
 _OP = "moe_experts"
-_WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _DISPATCHED, _DIVIDED = "ep_dispatch_experts", "grouped_gemm"
 
 
@@ -113,7 +113,7 @@ def _for_all_layers(name: str) -> str:
 def _error(model: Any, size: int, what: str, legal: str = "") -> ParallelError:
     return ParallelError(
         f"ep={size} cannot be used for {type(model).__name__}: {what}",
-        where=_WHERE,
+        where=process.SETTING,
         fix=f"choose ep from {legal}"
         if legal
         else "remove ep, or load this model with distributed_config=DistributedConfig() to keep it whole",

@@ -58,21 +58,19 @@ def known(
     pattern, reason = _pattern(function)
     if reason:
         return f"its implementation `{getattr(function, '__name__', function)}` is not known: {reason}"
+    width, softcap, causal = query.shape[3], None, False
+    sinks: Any = None
     if pattern == _FUSED:
-        return _fused(module, query.shape[3], operands)
-    width, softcap = query.shape[3], None
-    if pattern == "softcap":
+        if changed := next((operand for operand in _CHANGES if operands.get(operand) is not None), None):
+            return f"it has the operand `{changed}`"
+        told = operands.get("is_causal")
+        causal = bool(getattr(module, "is_causal", True) if told is None else told)
+    elif pattern == "softcap":
         softcap, width = operands.get("softcap"), getattr(module, "head_dim", width)
-    sinks: Any = module.sinks if pattern.startswith("sinks") else None
-    return Known(Formula(_scaling(operands, width), softcap), causal=False, sinks=sinks)
-
-
-def _fused(module: nn.Module, width: int, operands: dict[str, Any]) -> Known | str:
-    if changed := next((operand for operand in _CHANGES if operands.get(operand) is not None), None):
-        return f"it has the operand `{changed}`"
-    causal = operands.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    return Known(Formula(_scaling(operands, width)), bool(causal))
+    elif pattern.startswith("sinks"):
+        sinks = module.sinks
+    scaling = operands.get("scaling")
+    return Known(Formula(float(width**-0.5 if scaling is None else scaling), softcap), causal, sinks)
 
 
 def _below_slot(implementation: Any) -> Any:
@@ -83,11 +81,6 @@ def _below_slot(implementation: Any) -> Any:
     return (
         implementation.args[-1] if slot.__module__.startswith("veomni_hook.kernels.slot.") else implementation
     )
-
-
-def _scaling(operands: dict[str, Any], width: int) -> float:
-    scaling = operands.get("scaling")
-    return float(width**-0.5 if scaling is None else scaling)
 
 
 def _refusal(heads: int, mask: Any, others: tuple[object, ...], operands: dict[str, Any]) -> str:

@@ -35,8 +35,6 @@ __all__ = [
     "sequence_group",
 ]
 
-_WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
-
 
 @dataclass(frozen=True)
 class SequenceGroup:
@@ -75,19 +73,18 @@ def sequence_group() -> SequenceGroup:
     """
     global _made  # noqa: PLW0603
     size = process.sizes().sp
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not process.is_joined():
         raise ParallelError(
             f"sp={size} splits sequences over {size} processes, but torch.distributed is not initialised",
-            where=_WHERE,
+            where=process.SETTING,
             fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}); a plain loop"
             " calls torch.distributed.init_process_group() before its first step",
         )
     if (known := made_group()) is not None:
         return known
-    check_world(size, distributed.get_world_size())
-    mesh = init_device_mesh(
-        device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
-    )
+    world = distributed.get_world_size()
+    check_world(world)
+    mesh = init_device_mesh(device(), (world // size, size), mesh_dim_names=("rest", "sp"))
     group = own_group(mesh.get_group("sp"))
     host = over_hosts(group, "to compare the batches of a sequence group")
     sequence = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh, host)
@@ -115,7 +112,7 @@ def over_hosts(group: distributed.ProcessGroup, purpose: str) -> distributed.Pro
     except RuntimeError as error:
         raise ParallelError(
             f"gloo cannot connect processes, {purpose}: {error}",
-            where=_WHERE,
+            where=process.SETTING,
             fix="set GLOO_SOCKET_IFNAME to the network between the hosts, as NCCL_SOCKET_IFNAME",
         ) from error
 
@@ -137,7 +134,7 @@ def _beside(group: distributed.ProcessGroup, backend: str | None) -> distributed
 
 def made_group() -> SequenceGroup | None:
     """Return the group of this process if all processes have created it; else None, and nobody waits."""
-    if _made is None or not (distributed.is_available() and distributed.is_initialized()):
+    if _made is None or not process.is_joined():
         return None
     world, group = _made
     return group if world is distributed.group.WORLD and group.size == process.sizes().sp else None
@@ -186,25 +183,22 @@ def data_shard() -> tuple[int, int]:
     Raises:
         ParallelError: ``sp`` does not divide the world.
     """
-    size = process.sizes().sp
-    if distributed.is_available() and distributed.is_initialized():
-        rank, world = distributed.get_rank(), distributed.get_world_size()
-    else:
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    check_world(size, world)
+    size, world = process.sizes().sp, process.world_size()
+    rank = distributed.get_rank() if process.is_joined() else int(os.environ.get("RANK", "0"))
+    check_world(world)
     return rank // size, world // size
 
 
-def check_world(size: int, world: int) -> None:
-    """Raise unless ``size`` divides the ``world`` processes of a job.
+def check_world(world: int) -> None:
+    """Raise unless ``sp`` divides the ``world`` processes of a job.
 
     Raises:
         ParallelError: it does not.
     """
-    if world % size:
+    if world % (size := process.sizes().sp):
         raise ParallelError(
             f"sp={size} does not divide the {world} processes of this job",
-            where=_WHERE,
+            where=process.SETTING,
             fix=f"{choices(world)}, or start another number of processes",
         )
 

@@ -18,18 +18,13 @@ from torch import nn
 
 from veomni_hook.kernels.shared.host_values import derived, traced
 from veomni_hook.kernels.shared.samples import boundaries, ends_of, of_rows
-from veomni_hook.kernels.shared.separation import given_in, layer_of
+from veomni_hook.kernels.shared.separation import NAMES, given_in, given_of, layer_of
 from veomni_hook.kernels.shared.whole_sequences import SEQUENCES
-from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, part_length, to_heads, to_positions
 from veomni_hook.parallel.groups import SequenceGroup, choices
 from veomni_hook.parallel.sharding import Sharding, in_force, refuse
 
 __all__ = ["attach", "over_sequence"]
-
-#: Arguments with the boundaries of samples.
-_CUMULATIVE, _INDICES = ("cu_seq_lens_q", "cu_seqlens"), "seq_idx"
-_NAMES = (*_CUMULATIVE, _INDICES)
 
 Call = Callable[..., Any]
 Named = dict[str, Any]
@@ -51,7 +46,7 @@ def over_sequence(op: str, owner: nn.Module, call: Callable[..., object]) -> Cal
     The result raises ParallelError, with the layer's name, if the group's size does not divide the value
     heads, if a cache holds a state, or if the convolution in front of a rule was not exchanged.
     """
-    sharding = None if process.sizes().sp == 1 else in_force(owner)
+    sharding = in_force(owner)
     if sharding is None:
         return call
     run = _convolved if op == "causal_conv" else _recurred
@@ -159,7 +154,7 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
     sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
         what = f"its rule returns {list(output.shape)} for {full} positions"
-        refuse(owner, what, group, where=layer_of(owner))
+        refuse(owner, what, where=layer_of(owner))
     missing = part * group.size - full
     if missing:
         output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
@@ -182,15 +177,15 @@ def _check(
     elif not sharding.has_convolved(owner):
         reason = "the convolution in front of its rule saw a part of the sequence alone"
     if reason:
-        refuse(owner, reason, group, where=layer_of(owner), advice=advice)
+        refuse(owner, reason, where=layer_of(owner), advice=advice)
 
 
 def _samples(sharding: Sharding, rows: int, part: int, named: Named) -> tuple[torch.Tensor | None, Named]:
     """Return the boundaries of samples in whole rows, or None, and the arguments without them."""
-    rest = {name: argument for name, argument in named.items() if name not in _NAMES}
+    rest = {name: argument for name, argument in named.items() if name not in NAMES}
     if not given_in(named):
         return None, rest
-    ends = next((named[name] for name in _CUMULATIVE if named.get(name) is not None), None)
-    told = int(named[_INDICES].shape[-1]) if ends is None else ends_of(ends)[-1] // rows
+    ends, numbers = given_of(named)
+    told = int(numbers.shape[-1]) if ends is None else ends_of(ends)[-1] // rows
     full = sharding.positions(part, told, causal=True)
-    return of_rows(rows, full, ends, named.get(_INDICES)), rest
+    return of_rows(rows, full, ends, numbers), rest

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.settings import resolve
+from veomni_hook.settings import axes_of, resolve
 
-__all__ = ["asks_for_ep", "give_way", "left_out", "sizes", "tell", "world_size"]
+__all__ = ["SETTING", "asks_for_ep", "give_way", "is_joined", "left_out", "sizes", "tell", "world_size"]
+
+#: Where errors about it are.
+SETTING = "the setting `parallel` (VEOMNI_PARALLEL)"
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,6 @@ class Sizes:
 
     sp: int = 1
     ep: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Sizes:
-        """Return the sizes in the setting's canonical spelling, ``sp=2,ep=4``; axes left out have size 1."""
-        pairs = (part.partition("=") for part in text.split(",") if part)
-        return cls(**{axis: int(size) for axis, _, size in pairs})
 
     def __str__(self) -> str:
         return ",".join(f"{axis}={size}" for axis, size in vars(self).items() if size > 1) or "none"
@@ -44,7 +41,7 @@ _left_out: str | None = None
 def tell(text: str) -> None:
     """Set the sizes: the value of the setting ``parallel``; empty: every axis has size 1."""
     global _told  # noqa: PLW0603
-    _told = Sizes() if _left_out else Sizes.parse(text)
+    _told = Sizes(**axes_of("" if _left_out else text))
 
 
 def give_way(reason: str) -> None:
@@ -81,11 +78,18 @@ def asks_for_ep(*own: object) -> bool:
     return getattr(state, "_shared_state", {}).get("parallelism_config") is None
 
 
-def world_size() -> int:
-    """Return how many processes the job has."""
+def is_joined() -> bool:
+    """Whether this process has joined those of its job (torch.distributed)."""
     from torch import distributed  # here: reports ask who divided experts, without torch
 
-    if distributed.is_available() and distributed.is_initialized():
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def world_size() -> int:
+    """Return how many processes the job has; before they have joined, those that torchrun has started."""
+    if is_joined():
+        from torch import distributed
+
         return distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -93,4 +97,4 @@ def world_size() -> int:
 @cache
 def _resolved() -> Sizes:
     settings = resolve().settings
-    return Sizes.parse(settings.parallel if settings.enabled else "")
+    return Sizes(**axes_of(settings.parallel if settings.enabled else ""))

@@ -15,6 +15,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from veomni_hook.parallel.groups import SequenceGroup
+
 __all__ = ["Hidden", "Pair", "Pairs", "hidden_by"]
 
 #: Numbers of halves: queries that see none of the keys.
@@ -44,14 +46,14 @@ class Pairs:
     """How positions lie in a ring, and what sees what.
 
     Attributes:
-        size: how many processes there are.
+        ring: the processes, in the order of their positions.
         length: how many positions each of them has; the last ones may be copies.
         full: how many positions are no copies.
         triangle: whether a position sees those up to itself, and there is no mask.
         hidden: what need not be computed.
     """
 
-    size: int
+    ring: SequenceGroup
     length: int
     full: int
     triangle: bool
@@ -59,22 +61,22 @@ class Pairs:
 
     @property
     def balanced(self) -> bool:
-        """Whether processes have the halves that `veomni_hook.parallel.ring.mirrored` gives them."""
-        return all(pair in self.hidden for pair in _later(self.size))
+        """Whether processes have the halves that `ring_attention` gives them by `_mirrored`."""
+        return all(pair in self.hidden for pair in _later(self.ring.size))
 
-    def of(self, queries: int, keys: int, mask: torch.Tensor | None) -> Iterator[Pair]:
-        """Yield what process ``queries`` computes with the keys of process ``keys``.
+    def after(self, steps: int, mask: torch.Tensor | None) -> Iterator[Pair]:
+        """Yield what this process computes with the keys that it has after so many steps around the ring.
 
         ``mask`` is that of all positions, ``[batch or 1, heads or 1, full or 1, full]``.
         """
-        for at, query in self._halves(queries):
-            for place, key in self._halves(keys):
+        for at, query in self._halves(self.ring.rank):
+            for place, key in self._halves((self.ring.rank - steps) % self.ring.size):
                 if (query, key) not in self.hidden:
                     yield from self._pair((at, query), (place, key), mask)
 
     def _halves(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the halves of a process: where they begin among its positions, and their numbers."""
-        other = self.size - 1 - rank if self.balanced else rank
+        other = self.ring.size - 1 - rank if self.balanced else rank
         return (0, 2 * rank), (self.length // 2, 2 * other + 1)
 
     def _pair(

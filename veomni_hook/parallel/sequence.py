@@ -68,8 +68,7 @@ def shard(
         check_same_batch(module, hidden_states, group, first=not sharding.lengths)
         length_of: Any = getattr(cache, "get_seq_length", None)
         if length_of is not None and length_of() > 0:
-            reason = "its cache holds keys already (generate without gradients)"
-            _refuse(type(module).__name__, group.size, reason)
+            _refuse(module, "its cache holds keys already (generate without gradients)")
     sharding.enter(length, cache)
     parts = (_part(other, length, group) for other in others)
     return (own_part(hidden_states, 1, group), *parts)
@@ -105,12 +104,11 @@ def part_of_rows(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor |
     Raises:
         ParallelError: it is no such mask.
     """
-    sharding = None if mask is None or process.sizes().sp == 1 else in_force(module)
+    sharding = in_force(module)
     if sharding is None or mask is None:
         return mask
     if mask.dim() != 2:
-        name, size = type(module).__name__, sharding.group.size
-        _refuse(name, size, f"its mask is {list(mask.shape)}, not [rows, positions]")
+        _refuse(module, f"its mask is {list(mask.shape)}, not [rows, positions]")
     return own_part(mask, 1, sharding.group)
 
 
@@ -147,8 +145,7 @@ def rows_to_add(
     if mask is None or list(mask.shape) != expected:
         shape = None if mask is None else list(mask.shape)
         _refuse(
-            type(module).__name__,
-            sharding.group.size,
+            module,
             f"the mask of the rows that are added between its layers is {shape}, not {expected}",
         )
     zeros = hidden_states.new_zeros(*expected, hidden_states.shape[-1])
@@ -170,9 +167,8 @@ def refused(module: nn.Module, reason: str) -> None:
     Raises:
         ParallelError: the setting has ``sp`` above 1, and gradients are enabled.
     """
-    size = process.sizes().sp
-    if size > 1 and torch.is_grad_enabled():
-        _refuse(type(module).__name__, size, reason)
+    if process.sizes().sp > 1 and torch.is_grad_enabled():
+        _refuse(module, reason)
 
 
 def absent(module: nn.Module, output: object, reason: str) -> None:
@@ -187,9 +183,8 @@ def refused_inside(module: nn.Module, reason: str) -> None:
     Raises:
         ParallelError: its layers are split.
     """
-    sharding = None if process.sizes().sp == 1 else in_force(module)
-    if sharding is not None:
-        _refuse(type(module).__name__, sharding.group.size, reason)
+    if in_force(module) is not None:
+        _refuse(module, reason)
 
 
 def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
@@ -197,13 +192,12 @@ def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
     group = sequence_group()
     own = sharding is not None and sharding.owner() is module
     if sharding is not None and sharding.in_layers and not own:
-        name, outer = type(module).__name__, sharding.model
-        _refuse(name, group.size, f"it runs inside the layers of {outer}, which are split already")
+        _refuse(module, f"it runs inside the layers of {sharding.model}, which are split already")
     if sharding is None or not own or sharding.group != group:
         for name, parameter in module.named_parameters():
             axes = (parameter.device_mesh.mesh_dim_names or ()) if isinstance(parameter, DTensor) else ()
             if _TENSOR_PARALLEL in axes:  # whose processes need the same positions
-                _refuse(type(module).__name__, group.size, f"tensor parallelism divides {name}")
+                _refuse(module, f"tensor parallelism divides {name}")
         sharding = Sharding(module, group)
     link(module, sharding)
     loss.attach()
@@ -252,16 +246,16 @@ def _check_calls(module: nn.Module, sharding: Sharding) -> None:
     count = len(layers) if isinstance(layers, nn.ModuleList) else 1
     if sharding.calls < count and not sharding.compiled:
         _refuse(
-            sharding.model,
-            sharding.group.size,
+            module,
             f"only {sharding.calls} of its {count} layers went through transformers' attention interface, or "
             "a rule of linear attention that is routed; the others saw a part of the sequence alone",
         )
 
 
-def _refuse(name: str, size: int, reason: str) -> NoReturn:
+def _refuse(module: nn.Module, reason: str) -> NoReturn:
+    name = type(module).__name__
     raise ParallelError(
-        f"{name} cannot be split over sp={size} processes: {reason}",
+        f"{name} cannot be split over sp={process.sizes().sp} processes: {reason}",
         where=f"{name}.forward",
         fix="set VEOMNI_PARALLEL without sp for this model (docs/parallel.md lists what is supported)",
     )

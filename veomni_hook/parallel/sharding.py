@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
+from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import part_length
 from veomni_hook.parallel.groups import SequenceGroup
 
@@ -148,7 +149,7 @@ def link(module: nn.Module, sharding: Sharding) -> None:
 
 def in_force(module: nn.Module) -> Sharding | None:
     """Return how the positions are split that ``module``, a part of a layer, gets in this call, or None."""
-    sharding = sharding_of(module)
+    sharding = None if process.sizes().sp == 1 else sharding_of(module)
     if sharding is None or not (sharding.in_layers or _in_backward()):
         return None
     return sharding
@@ -160,21 +161,18 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def refuse(
-    module: nn.Module, reason: str, group: SequenceGroup, *, where: str = "", advice: str = ""
-) -> NoReturn:
+def refuse(module: nn.Module, reason: str, *, where: str = "", advice: str = "") -> NoReturn:
     """Raise because attention cannot run with the positions of one process.
 
     Args:
         module: attention.
         reason: why.
-        group: the processes that share its sequences.
         where: the place; empty: the class of the module.
         advice: what to do, in front of the advice that always holds.
     """
     name = type(module).__name__
     raise ParallelError(
-        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
+        f"{name} cannot run with sequences that {process.sizes().sp} processes share: {reason}",
         where=where or f"attention of {name}",
         fix=f"{advice}set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
     )

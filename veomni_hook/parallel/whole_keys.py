@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup
 from veomni_hook.parallel.sharding import in_force, refuse
@@ -47,7 +46,7 @@ def whole_keys(
     Raises:
         ParallelError: the mask is another one.
     """
-    sharding = None if process.sizes().sp == 1 else in_force(module)
+    sharding = in_force(module)
     if sharding is None:
         return (cache, mask, *positions)
     group, part = sharding.group, hidden_states.shape[1]
@@ -63,9 +62,7 @@ def has_whole_keys(module: nn.Module) -> bool:
     return getattr(module, _MARK, False) is True
 
 
-def own_queries(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask: Any, group: SequenceGroup
-) -> None:
+def own_queries(module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask: Any) -> None:
     """Raise unless an implementation is given the mask of these queries ``[.., queries, .]`` and keys.
 
     Raises:
@@ -74,7 +71,7 @@ def own_queries(
     expected = [query.shape[2], key.shape[2]]
     if not isinstance(mask, torch.Tensor) or [*mask.shape[-2:]] != expected:
         said = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        refuse(module, f"its mask is {said}, not one of {expected[0]} queries and {expected[1]} keys", group)
+        refuse(module, f"its mask is {said}, not one of {expected[0]} queries and {expected[1]} keys")
 
 
 class _Keys:
@@ -127,7 +124,7 @@ def _rows(
         return mask if mask.shape[2] == 1 else own_part(mask, 2, group)
     config: Any = module.config
     if mask is not None or config._attn_implementation != "sdpa":
-        refuse(module, f"its mask is a {type(mask).__name__}: choose sdpa or eager attention", group)
+        refuse(module, f"its mask is a {type(mask).__name__}: choose sdpa or eager attention")
     # torch's fused attention takes no mask for that of causal attention, with as many queries as keys.
     queries = torch.arange(part, device=device) + group.rank * part
     return (torch.arange(full, device=device) <= queries[:, None])[None, None]

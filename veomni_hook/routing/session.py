@@ -173,20 +173,18 @@ def _routed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = operands[0]
     split = split_of(router, logits.shape[:-1].numel())
-    calls = (
-        (session, session.given(session.routers.names[router], logits, split))
-        for session in reversed(sessions)
-    )
-    session, call = next(((candidate, call) for candidate, call in calls if call is not None), (None, None))
-    if session is None or call is None:
+    for session in reversed(sessions):
+        name = session.routers.names[router]
+        call = session.given(name, logits, split)
+        if call is not None:
+            _check_fits(session.where, name, call, logits, operands[_places(variant)["top_k"]], split)
+            recorded = Given(call, split)
+            weights, indices = at_given(variant, run)(*operands, indices=recorded.indices(logits))
+            _history.note(router, recorded, weights)
+            break
+    else:
         weights, indices = (run or formula(variant))(*operands)
         _history.passed(router)
-    else:
-        name = session.routers.names[router]
-        _check_fits(session.where, name, call, logits, operands[_places(variant)["top_k"]], split)
-        recorded = Given(call, split)
-        weights, indices = at_given(variant, run)(*operands, indices=recorded.indices(logits))
-        _history.note(router, recorded, weights)
     for observer in sessions:
         name = observer.routers.names[router]
         observer.called.add(name)

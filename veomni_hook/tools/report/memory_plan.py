@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import InputError
 from veomni_hook.memory.budget import SHARE
-from veomni_hook.memory.lengths import length_of, longest, resized
+from veomni_hook.memory.lengths import longest, resized, shape_of
 from veomni_hook.memory.prediction import predict
 from veomni_hook.memory.remedies import REMEDIES, of_one_row
 from veomni_hook.sizes import bytes_of, readable
@@ -147,15 +147,14 @@ def planned(
         return predict(model, batch, optimizer=optimizer, device=where).peak
 
     found = predict(model, inputs, optimizer=optimizer, device=where)
-    most, reached = None, list[tuple[str, int]]()
+    shape, most, reached = shape_of(inputs), None, list[tuple[str, int]]()
     if memory is not None:
-        most = longest(lambda length: peak(resized(inputs, length)), length_of(inputs), memory)
+        most = longest(lambda length: peak(resized(inputs, length)), shape[1], memory)
     if reach is not None:
         reached = list(_reaching(model, resized(inputs, reach), peak, memory))
-    rows = next(value.shape[0] for value in inputs.values() if getattr(value, "ndim", 0) > 1)
     return MemoryPlan(
         type(model).__name__,
-        (int(rows), length_of(inputs)),
+        shape,
         "" if optimizer is None else type(optimizer).__name__,
         torch.cuda.get_device_name(where) if is_gpu else where.type,
         found.peak,

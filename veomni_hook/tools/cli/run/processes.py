@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from veomni_hook.settings import AXES, ENVIRONMENT, Settings, resolve
+from veomni_hook.settings import ENVIRONMENT, Settings, axes_of, resolve
 from veomni_hook.tools.cli.run.program import command_of, python
 from veomni_hook.tools.cli.usage import UsageError
 
@@ -20,7 +20,7 @@ def settings_with(options: Mapping[str, int | None]) -> Settings:
         UsageError: VEOMNI_PARALLEL says something else.
     """
     resolved = resolve()
-    sizes = {axis: resolved.settings.axis(axis) for axis in AXES}
+    sizes = axes_of(resolved.settings.parallel)
     wanted = sizes | {axis: size for axis, size in options.items() if size is not None}
     if wanted == sizes:
         return resolved.settings
@@ -56,8 +56,8 @@ def several(words: Sequence[str], module: str | None, processes: str, settings: 
             " veomni-hook run --sp 2 torchrun --nproc_per_node 2 train.py",
         )
     count = _count(processes)
-    for axis in AXES:
-        if count % (size := settings.axis(axis)):
+    for axis, size in axes_of(settings.parallel).items():
+        if count % size:
             legal = ", ".join(str(number) for number in range(1, count + 1) if count % number == 0)
             raise UsageError(
                 f"{axis}={size} does not divide the {count} processes",
