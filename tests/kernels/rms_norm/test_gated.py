@@ -102,11 +102,8 @@ def test_refuses_activations_whose_call_is_seen():
         activation = nn.SiLU()
         prepare(activation)
         assert "which a fused kernel would skip" in gated.refuses_gate_after(*operands, activation)
-    held = module_globals.register_module_forward_hook(lambda *_: None)
-    try:
+    with module_globals.register_module_forward_hook(lambda *_: None):
         assert "global hook" in gated.refuses_gate_after(*operands, nn.SiLU())
-    finally:
-        held.remove()
     assert gated.refuses_gate_after(*operands, nn.SiLU()) is None
 
 
