@@ -12,7 +12,7 @@ import transformers
 from packaging.version import Version
 
 from tests.kernels.matching import DEVICE, close
-from tests.kernels.patched_qwen3 import load
+from tests.kernels.patched_qwen3 import load, twins
 from tests.kernels.row_merge.towers import FAMILIES, Family
 from veomni_hook.kernels.selection.process_choice import set_choice
 
@@ -33,13 +33,12 @@ def pair(family: Family, folder: Any, dtype: torch.dtype = torch.float32) -> tup
     """The patched module; upstream's model and the patched one with equal weights."""
     patched = load(folder, family.module)
     torch.manual_seed(0)
-    theirs = getattr(importlib.import_module(family.module), family.model)(family.config()).train()
-    ours = getattr(patched, family.model)(family.config()).train()
+    home = importlib.import_module(family.module)
+    theirs, ours = twins(home, patched, family.model, family.config())
     # Towers and language models come from transformers' tables of classes, which have upstream's.
     for module in ours.modules():
         if type(module).__module__ == family.module:
             module.__class__ = getattr(patched, type(module).__name__)
-    ours.load_state_dict(theirs.state_dict())
     return patched, [theirs.to(dtype), ours.to(dtype)]
 
 
