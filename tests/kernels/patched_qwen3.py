@@ -31,14 +31,13 @@ SIZES = {
 }  # fmt: skip
 
 
-def load(folder: Path, upstream: str = UPSTREAM) -> ModuleType:
-    """Return the patched form of the modeling module ``upstream``, whose source is written below ``folder``."""
+def load(folder: Path, upstream: str = UPSTREAM, package: str = "transformers") -> ModuleType:
+    """Return the patched form of the module ``upstream``, whose source is written below ``folder``."""
     name = f"{upstream}_with_slots"
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.find_spec(upstream)
-    version = importlib.metadata.version("transformers")
-    origin = Origin(upstream, found.origin, "transformers", version)
+    origin = Origin(upstream, found.origin, package, importlib.metadata.version(package))
     patched = patch_source(Path(found.origin).read_text(encoding="utf-8"), [], origin, idioms=True)
     family, file = Path(found.origin).parts[-2:]
     path = folder / "models" / family / file

@@ -10,7 +10,7 @@ import torch
 from transformers.integrations import hub_kernels
 
 from tests.kernels.matching import close, grads_of
-from tests.kernels.patched_qwen3 import SIZES, config_of, load, twins
+from tests.kernels.patched_qwen3 import SIZES, config_of, twins
 from tests.patches.upstream import HANDED
 from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.gated_delta_rule import boundaries, calls
@@ -67,16 +67,15 @@ BY = {
 }
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
+@pytest.fixture
+def pairs(modules):
     """Upstream's model and the patched one of a family, with equal weights."""
 
     def made(family):
-        home = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
-        patched = load(tmp_path_factory.mktemp(family), home.__name__)
+        pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
         config, kind, sizes = FAMILIES[family]
         torch.manual_seed(0)
-        return twins(home, patched, kind, config_of(family, config, **{**HYBRID, **sizes}), std=0.2)
+        return twins(*modules(family), kind, config_of(family, config, **{**HYBRID, **sizes}), std=0.2)
 
     return made
 
