@@ -18,9 +18,12 @@ settings.load_profile("any machine")
 gc.set_threshold(100_000, 50, 100)
 
 
-def pytest_configure(config):
-    """Lets tests see a GPU, and Triton compile for it, under ``-m gpu`` alone: elsewhere they are those of any machine."""
-    asked = config.getoption("markexpr")
+def pytest_addoption(pluginmanager):
+    """Lets tests see a GPU, and Triton compile for it, under ``-m gpu`` alone: elsewhere they are those of any machine.
+
+    Pytest calls this before it reads the conftest of a folder that the command line names, which may import triton.
+    """
+    asked = pluginmanager.get_plugin("pytestconfig").known_args_namespace.markexpr
     if "gpu" in asked and "not gpu" not in asked:
         # As torch's products; the oracle of a convolution would have fewer digits than the kernel.
         torch.backends.cudnn.allow_tf32 = False

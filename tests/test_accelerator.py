@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.processes import outputs, started
 from veomni_hook import accelerator
 from veomni_hook.kernels.problem import Problem
 from veomni_hook.tools.bench import record, run, timing
@@ -214,11 +214,9 @@ print(seen, Module.current)
 
 def test_a_launch_is_on_the_device_of_its_operand():
     """With tensors without data on devices that are not there, in a process where ``npu`` is a device type."""
-    done = subprocess.run([sys.executable, "-c", LAUNCHES], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "[0, 1, 0, 1, 0, 0, 0] 0", done.stderr
+    assert outputs(started("-c", LAUNCHES))[0].strip() == "[0, 1, 0, 1, 0, 0, 0] 0"
 
 
 def test_importing_it_loads_no_torch():
     code = "import sys, veomni_hook.accelerator, veomni_hook.tools.cli.demo.worker; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert outputs(started("-c", code))[0].strip() == "False"

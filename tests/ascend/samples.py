@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from tests.kernels import declared
+from tests.kernels.contract import call_of
 from tests.kernels.linear_cross_entropy.objectives import loss_of, operands
 from tests.kernels.moe_experts.formulas import CASES, inputs
-from tests.kernels.rms_norm import variants as norms
-from tests.kernels.rotary import variants as rotations
 from veomni_hook.kernels.gated_mlp import npu as gated
 from veomni_hook.kernels.linear_cross_entropy import npu as losses
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
@@ -26,7 +26,10 @@ def _both_ways(function: Callable[..., Any], *operands: Any) -> None:
         each.clone().requires_grad_() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
         for each in operands
     ]
-    made = function(*given)
+    _backward(function(*given))
+
+
+def _backward(made: Any) -> None:
     for each in made if isinstance(made, tuple) else (made,):
         if each.requires_grad:
             each.sum().backward(retain_graph=True)
@@ -36,21 +39,11 @@ def _variants(op: str) -> list[str]:
     return [k.variant for k in registry.kernels(op) if k.backend == "npu" and k.automatic]
 
 
-def _rms_norm() -> None:
-    for variant in _variants("rms_norm"):
-        _both_ways(norms.pair("npu", variant, 6)[0], *norms.inputs(variant, (4, 6), torch.bfloat16))
-
-
-def _add_rms_norm() -> None:
-    for variant in _variants("add_rms_norm"):
-        operands = torch.randn(4, 6), torch.randn(4, 6), torch.rand(6), 1e-6
-        _both_ways(declared.kernel("add_rms_norm", variant, "npu"), *operands)
-
-
-def _rotary() -> None:
-    for variant in _variants("rotary"):
-        function, _, xs = rotations.call("npu", variant)
-        _both_ways(function, *xs)
+def _of_cases(op: str, *size: Any) -> None:
+    for variant in _variants(op):
+        call = call_of(op, variant, "npu", *size)
+        leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
+        _backward(call.ours(*leaves))
 
 
 def _gated_mlp() -> None:
@@ -81,9 +74,9 @@ def _varlen_attention() -> None:
 
 
 SAMPLES: dict[str, Callable[[], None]] = {
-    "rms_norm": _rms_norm,
-    "add_rms_norm": _add_rms_norm,
-    "rotary": _rotary,
+    "rms_norm": partial(_of_cases, "rms_norm", (4, 6), torch.bfloat16),
+    "add_rms_norm": partial(_of_cases, "add_rms_norm", (4, 6)),
+    "rotary": partial(_of_cases, "rotary"),
     "gated_mlp": _gated_mlp,
     "moe_experts": _moe_experts,
     "moe_router": _moe_router,

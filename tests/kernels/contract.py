@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from tests.kernels import declared
-from tests.kernels.matching import DEVICE
+from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.matching import DEVICE, assert_matches
 from veomni_hook.kernels.selection.declaration import Kernel
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import operand_names
@@ -48,6 +49,8 @@ class Case:
             Floating-point tensors have gradients.
         sizes: what ``operands`` takes. The first is small; 16-bit dtypes are compared in it by default.
         batch: a size of 64 rows and some columns.
+        gpu: sizes that Triton's kernels are compiled at for GPUs that are not there (`absent_gpu`).
+        gpu_dtypes: of rows, there.
         deep: a size of rows in three dimensions, where three strides lead to a row.
         rows: the operands whose first dimension is the batch.
         fixed: tensors without gradients.
@@ -66,6 +69,8 @@ class Case:
     operands: Callable[[Any, torch.dtype, torch.dtype], Mapping[str, Any]]
     sizes: Sequence[Any]
     batch: Any = None
+    gpu: Sequence[Any] = ()
+    gpu_dtypes: Sequence[torch.dtype] = (torch.bfloat16,)
     deep: Any = None
     rows: Sequence[str] = ("hidden_states",)
     fixed: Sequence[str] = ()
@@ -92,18 +97,21 @@ class Refusal:
 
 
 class Call:
-    """A call of a kernel, and of its reference, with operands of a size; both as functions of the tensors."""
+    """A call of a kernel, and of its reference, with operands of a size; both as functions of the tensors.
+
+    The size is by default the first of the case. Operands that are named are ``changed``.
+    """
 
     def __init__(
         self,
         kernel: Kernel,
-        size: Any,
+        size: Any = None,
         dtype: torch.dtype = torch.float32,
         others: torch.dtype | None = None,
         **changed: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self.case = cases(kernel.op)[kernel.variant]
-        made = self.case.operands(size, dtype, others or dtype)
+        self.case, self.backend = cases(kernel.op)[kernel.variant], kernel.backend
+        made = self.case.operands(self.case.sizes[0] if size is None else size, dtype, others or dtype)
         self.operands = {
             name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value
             for name, value in made.items()
@@ -115,7 +123,7 @@ class Call:
             name not in self.case.fixed and self.operands[name].is_floating_point() for name in self.names
         ]
         functions = declared.pair(kernel.op, kernel.variant, kernel.backend)
-        self.ours, self.theirs = (partial(self._run, function) for function in functions)
+        self.ours, self.theirs = map(self.by, functions)
         rule = declared.refusal(kernel.op, kernel.variant, kernel.backend)
         self._rule = None if self.case.rule is None else partial(self.case.rule, partial(rule, None))
 
@@ -127,12 +135,65 @@ class Call:
     def _with(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         return [*(self.operands | dict(zip(self.names, tensors, strict=True))).values()]
 
-    def _run(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        return self.case.call(function, *self._with(tensors))
+    def by(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What the op's operands are given to, as a function of the tensors."""
+        return lambda *tensors: self.case.call(function, *self._with(tensors))
+
+    def matches(
+        self,
+        wanted: Sequence[bool] | None = None,
+        *,
+        of: Callable[[Any], Any] = lambda found: found,
+        exact: bool | None = None,
+        tolerance: float | None = None,
+    ) -> None:
+        """Compare both sides: ``of`` says what of the results, the case how exactly."""
+        low = min((x.dtype for x in self.tensors if x.is_floating_point()), key=bits)
+        by_case = self.case.tolerance.get((self.backend, low), self.case.tolerance.get(low))
+        sides = [lambda *tensors, side=side: of(side(*tensors)) for side in (self.ours, self.theirs)]
+        assert_matches(
+            *sides, self.tensors, self.wanted if wanted is None else wanted,
+            exact=self.backend in self.case.exact if exact is None else exact,
+            tolerance=tolerance or by_case,
+        )  # fmt: skip
+
+    def is_batch_invariant(self, part: int | None = None) -> None:
+        """Assert that a row's results (or a ``part`` of them) and gradients have the same bits in any batch."""
+        rows = [name for name in self.names if name in self.case.rows]
+        fixed = [name for name in rows if not self.wanted[self.names.index(name)]]
+        rows = [name for name in rows if name not in fixed]
+        others = [name for name in self.names if name not in (*rows, *fixed)]
+
+        def run(*tensors: torch.Tensor) -> torch.Tensor:
+            named = dict(zip((*rows, *others, *fixed), tensors, strict=True))
+            found = results(self.ours(*(named[name] for name in self.names)))
+            chosen = found if part is None else found[part : part + 1]
+            return torch.cat([each.flatten(1) for each in chosen], -1)
+
+        assert_batch_invariant(
+            run, *([self.operands[name] for name in names] for names in (rows, others, fixed))
+        )
 
     def refused(self, *tensors: torch.Tensor) -> str | None:
         """Why the kernel does not take this call, or one with other tensors."""
         return self._rule and self._rule(*self._with(tensors or self.tensors))
+
+
+def results(made: Any) -> tuple[torch.Tensor, ...]:
+    """What a call returns, as a tuple."""
+    return made if isinstance(made, tuple) else (made,)
+
+
+def bits(dtype: torch.dtype) -> int:
+    """The bits of a number."""
+    return torch.finfo(dtype).bits
+
+
+def call_of(
+    op: str, variant: str, backend: str, *of: Any, **changed: Callable[[torch.Tensor], torch.Tensor]
+) -> Call:
+    """The `Call` of the kernel of these names."""
+    return Call(declared.kernels(op, backend)[variant], *of, **changed)
 
 
 @cache

@@ -6,16 +6,20 @@ under a name of its own inside the upstream package, so that its relative import
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from transformers import Qwen3Config
+from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
+from tests.kernels.matching import close, grads_of
 from veomni_hook.patches.engine import Origin, patch_source
 
 UPSTREAM = "transformers.models.qwen3.modeling_qwen3"
@@ -27,14 +31,13 @@ SIZES = {
 }  # fmt: skip
 
 
-def load(folder: Path, upstream: str = UPSTREAM) -> ModuleType:
-    """Return the patched form of the modeling module ``upstream``, whose source is written below ``folder``."""
+def load(folder: Path, upstream: str = UPSTREAM, package: str = "transformers") -> ModuleType:
+    """Return the patched form of the module ``upstream``, whose source is written below ``folder``."""
     name = f"{upstream}_with_slots"
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.find_spec(upstream)
-    version = importlib.metadata.version("transformers")
-    origin = Origin(upstream, found.origin, "transformers", version)
+    origin = Origin(upstream, found.origin, package, importlib.metadata.version(package))
     patched = patch_source(Path(found.origin).read_text(encoding="utf-8"), [], origin, idioms=True)
     family, file = Path(found.origin).parts[-2:]
     path = folder / "models" / family / file
@@ -47,6 +50,27 @@ def load(folder: Path, upstream: str = UPSTREAM) -> ModuleType:
     return module
 
 
+def config_of(family: str, name: str, **sizes: object) -> Any:
+    """Return a config of the family's class ``name``."""
+    home = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
+    return getattr(home, name)(**sizes)
+
+
+def twins(
+    upstream: ModuleType, patched: ModuleType, kind: str, config: object, std: float | None = None
+) -> list[Any]:
+    """Return upstream's model of the class ``kind`` and the patched one, in training mode, with equal weights.
+
+    With ``std``, all weights are normal numbers of that size.
+    """
+    models = [getattr(each, kind)(config).train() for each in (upstream, patched)]
+    if std is not None:
+        for parameter in models[0].parameters():
+            torch.nn.init.normal_(parameter, 0.0, std)
+    models[1].load_state_dict(models[0].state_dict())
+    return models
+
+
 def tiny_config(**changes: object) -> Qwen3Config:
     """Return the config of a model that runs in milliseconds."""
     return Qwen3Config(**{**SIZES, "tie_word_embeddings": False, **changes})
@@ -54,9 +78,7 @@ def tiny_config(**changes: object) -> Qwen3Config:
 
 def pair(module: ModuleType, **changes: object) -> tuple[Qwen3ForCausalLM, Qwen3ForCausalLM]:
     """Return an upstream and a patched model with equal weights, in training mode."""
-    upstream = Qwen3ForCausalLM(tiny_config(**changes)).train()
-    patched = module.Qwen3ForCausalLM(tiny_config(**changes)).train()
-    patched.load_state_dict(upstream.state_dict())
+    upstream, patched = twins(modeling_qwen3, module, "Qwen3ForCausalLM", tiny_config(**changes))
     return upstream, patched
 
 
@@ -66,3 +88,18 @@ def batch(rows: int = 2, length: int = 12) -> dict[str, torch.Tensor]:
     labels = input_ids.clone()
     labels[:, :3] = -100
     return {"input_ids": input_ids, "labels": labels}
+
+
+def trained(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of a training step, and the gradient of every parameter that has one."""
+    model.zero_grad()
+    loss = model(**inputs, use_cache=False).loss
+    loss.backward()
+    # A compiled model has names of its own.
+    return loss.detach(), {name.removeprefix("_orig_mod."): each for name, each in grads_of(model).items()}
+
+
+def assert_equal_steps(found: Any, expected: Any) -> None:
+    """Compare what `trained` returns."""
+    close(found[0], expected[0], 1e-5)
+    close(found[1], expected[1], 1e-4)

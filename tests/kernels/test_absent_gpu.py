@@ -1,9 +1,7 @@
 """Whether Triton's kernels compile for GPUs, and fit into them, which the interpreter cannot show."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +10,8 @@ pytest.importorskip("triton")
 from tests.kernels.absent_gpu.calls import OPS
 from tests.kernels.absent_gpu.gpu import GPUS
 from tests.kernels.absent_gpu.registers import unwritten_in
+from tests.processes import outputs, started
 
-ROOT = Path(__file__).resolve().parents[2]
 # Triton's wheel brings the assembler; its drivers and so its targets are those of Linux.
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
 # The first call of each op takes seconds; all calls of one up to three minutes.
@@ -35,12 +33,8 @@ PRODUCTS = {"gate_up", "gate_up_backward", "rows_product", "weight_gradient"}
 
 @pytest.mark.parametrize(("gpu", "op"), CASES)
 def test_kernels_compile_and_fit(gpu, op):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.absent_gpu", gpu, op],
-        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    calls = [json.loads(line) for line in done.stdout.splitlines()]
+    printed, _ = outputs(started("-m", "tests.kernels.absent_gpu", gpu, op))
+    calls = [json.loads(line) for line in printed.splitlines()]
     assert calls and all(each.get("failed") or each["compiled"] for each in calls)
     assert not [each for each in calls if "failed" in each]
     too_much = [

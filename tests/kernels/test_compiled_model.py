@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 
+from tests.kernels.dispatched import compiled, targets
 from tests.kernels.matching import DEVICE, close
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.bind import bind
@@ -20,11 +21,9 @@ KERNELS = {
 }
 
 
-def operators(graphs):
+def operators(counter):
     """The names of our operators in graphs and what they call."""
-    modules = [module for graph in graphs for module in graph.modules() if hasattr(module, "graph")]
-    targets = {str(node.target) for module in modules for node in module.graph.nodes}
-    return {target.split(".")[1] for target in targets if target.startswith("veomni_hook.")}
+    return {target.split(".")[1] for target in targets(counter) if target.startswith("veomni_hook.")}
 
 
 def train(model, inputs, steps=2):
@@ -49,14 +48,13 @@ def test_a_model_is_one_graph_with_the_kernels_that_were_named(patched, choice):
     upstream, model = (each.to(DEVICE) for each in pair(patched, num_hidden_layers=1))
     inputs = {name: each.to(DEVICE) for name, each in batch(1, 6).items()}
     set_choice(choice)
-    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    losses, gradients = train(compiled, inputs, steps=2)
-    assert backend.frame_count == 1
+    run, counter = compiled(model)
+    losses, gradients = train(run, inputs, steps=2)
+    assert counter.frame_count == 1
     named = {op for op in KERNELS if KERNELS[op] in choice}
     # Inside the fused op there is no rotation of its own.
     wanted = named - {"rotary"} if "qk_norm_rotary" in named else named
-    assert wanted <= operators(backend.graphs)
+    assert wanted <= operators(counter)
     expected, upstream_gradients = train(upstream, inputs, steps=1)
     for loss in losses:
         close(loss, expected[0], 1e-5)
@@ -67,9 +65,9 @@ def test_a_model_is_one_graph_with_torch_kernels(patched, caplog):
     upstream, model = (each.to(DEVICE) for each in pair(patched, num_hidden_layers=1))
     inputs = {name: each.to(DEVICE) for name, each in batch(1, 6).items()}
     set_choice(",".join(f"{op}=torch" for op in KERNELS))
-    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    losses, gradients = train(torch.compile(model, fullgraph=True, backend=backend), inputs, steps=2)
-    assert backend.frame_count == 1 and "not traceable" not in caplog.text
+    run, counter = compiled(model)
+    losses, gradients = train(run, inputs, steps=2)
+    assert counter.frame_count == 1 and "not traceable" not in caplog.text
     expected, upstream_gradients = train(upstream, inputs, steps=1)
     for loss in losses:
         close(loss, expected[0], 1e-5)
@@ -88,4 +86,4 @@ def test_bindings_of_two_models_do_not_compile_each_other_anew(patched):
     for run in runs * 3:
         run(**inputs, use_cache=False)
     assert backend.frame_count == 2
-    assert "rms_norm" in operators(backend.graphs)
+    assert "rms_norm" in operators(backend)

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.kernels.batches import assert_batch_invariant
-from tests.kernels.contract import DTYPES, ELSEWHERE, OPS, Call, calls, cases, refusals
-from tests.kernels.matching import DEVICE, assert_matches, close
-from veomni_hook.kernels.selection.declaration import Kernel
+from tests.kernels.contract import DTYPES, ELSEWHERE, OPS, Call, calls, cases, refusals, results
+from tests.kernels.dispatched import Operators
+from tests.kernels.matching import DEVICE, close
 from veomni_hook.kernels.selection.registry import registry
 
 F32, F16, B16 = DTYPES
@@ -30,29 +28,6 @@ def runs(request):
         request.getfixturevalue("operators")
 
 
-def of(kernel: Kernel, size: Any = None, *dtypes: torch.dtype, **changed: Any) -> Call:
-    return Call(
-        kernel, cases(kernel.op)[kernel.variant].sizes[0] if size is None else size, *dtypes, **changed
-    )
-
-
-def results(made: Any) -> tuple[torch.Tensor, ...]:
-    return made if isinstance(made, tuple) else (made,)
-
-
-def compare(call: Call, kernel: Kernel, *, wanted: list[bool] | None = None) -> None:
-    low = min((x.dtype for x in call.tensors if x.is_floating_point()), key=bits)
-    tolerances = call.case.tolerance
-    tolerance = tolerances.get((kernel.backend, low), tolerances.get(low))
-    exact = kernel.backend in call.case.exact
-    wanted = call.wanted if wanted is None else wanted
-    assert_matches(call.ours, call.theirs, call.tensors, wanted, exact=exact, tolerance=tolerance)
-
-
-def bits(dtype: torch.dtype) -> int:
-    return torch.finfo(dtype).bits
-
-
 @pytest.mark.parametrize("op", registry.names())
 def test_every_variant_is_declared(op):
     if op not in ELSEWHERE:
@@ -61,19 +36,19 @@ def test_every_variant_is_declared(op):
 
 @pytest.mark.parametrize(("kernel", "size", "dtype"), calls(0, "equals", sizes=True))
 def test_equals_the_reference(kernel, size, dtype):
-    call = of(kernel, size, dtype)
+    call = Call(kernel, size, dtype)
     if call.refused() is None:
-        compare(call, kernel)
+        call.matches()
     else:
         assert size is not call.case.sizes[0]
 
 
 @pytest.mark.parametrize("kernel", calls(1, "wanted"))
 def test_gradients_only_where_wanted(kernel):
-    call = of(kernel)
+    call = Call(kernel)
     places = [place for place, wanted in enumerate(call.wanted) if wanted]
     for chosen in ((), *((place,) for place in places), *(pairwise(places) if len(places) > 2 else ())):
-        compare(call, kernel, wanted=[place in chosen for place in range(len(call.wanted))])
+        call.matches([place in chosen for place in range(len(call.wanted))])
 
 
 LAYOUTS = {
@@ -89,7 +64,7 @@ DEEP = {"first swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1
 
 @pytest.mark.parametrize("kernel", calls(2, "strides"))
 def test_operands_and_gradients_of_any_strides(kernel):
-    plain = of(kernel)
+    plain = Call(kernel)
     rows = [name for name in plain.names if name in plain.case.rows]
     others = [name for name in plain.names if name not in rows]
     laid = [(layout, None, names) for names in (rows, others) for layout in LAYOUTS]
@@ -99,17 +74,12 @@ def test_operands_and_gradients_of_any_strides(kernel):
     for layout, size, names in laid:
         least = 1 + (layout not in {"part of a row", "every second column"})
         names = [name for name in names if plain.operands[name].ndim >= least]
-        call = of(kernel, size, **dict.fromkeys(names, (LAYOUTS | DEEP)[layout]))
+        call = Call(kernel, size, **dict.fromkeys(names, (LAYOUTS | DEEP)[layout]))
         if not names or call.refused() is not None or not computes(call):
             continue
         taken.add(layout)
         # The gradients that arrive are laid apart, too.
-        sides = [
-            lambda *tensors, side=side: tuple(map(turned, results(side(*tensors))))
-            for side in (call.ours, call.theirs)
-        ]
-        call.ours, call.theirs = sides
-        compare(call, kernel)
+        call.matches(of=lambda found: tuple(map(turned, results(found))))
     assert len(taken) > 1
 
 
@@ -119,17 +89,17 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kernel", calls(3, "dtypes"))
 def test_operands_of_different_dtypes(kernel):
-    plain = of(kernel)
+    plain = Call(kernel)
     taken = 0
-    mixed = [of(kernel, None, *dtypes) for dtypes in ((F16, F32), (F32, F16), (B16, F32), (torch.float64,))]
+    mixed = [Call(kernel, None, *dtypes) for dtypes in ((F16, F32), (F32, F16), (B16, F32), (torch.float64,))]
     mixed = [call for call in mixed if call.tensors[0].dtype in (*plain.case.dtypes, torch.float64)]
     differentiable = [name for name, wanted in zip(plain.names, plain.wanted, strict=True) if wanted]
     for name in (differentiable[0], differentiable[-1]):
-        mixed.append(of(kernel, **{name: torch.Tensor.half}))
+        mixed.append(Call(kernel, **{name: torch.Tensor.half}))
     for call in mixed:
         dtypes = {x.dtype for x in call.tensors if x.is_floating_point()}
         if dtypes != {F32} and call.refused() is None and computes(call):
-            compare(call, kernel)
+            call.matches()
             taken += 1
     assert taken
 
@@ -148,7 +118,7 @@ def computes(call: Call) -> bool:
 def test_rounds_where_the_reference_rounds(kernel):
     """In float16, where the interpreter rounds as a device does."""
     for others in (F16, F32):
-        call = of(kernel, cases(kernel.op)[kernel.variant].batch, F16, others)
+        call = Call(kernel, cases(kernel.op)[kernel.variant].batch, F16, others)
         if call.refused() is not None:
             continue
         for got, expected in zip(
@@ -164,42 +134,20 @@ def test_rounds_where_the_reference_rounds(kernel):
 def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(kernel):
     if DEVICE == "cuda" and DEVICE not in kernel.invariant:
         pytest.skip("it is not declared to be invariant on a GPU")
-    call = of(kernel, cases(kernel.op)[kernel.variant].batch)
-    rows = [name for name in call.names if name in call.case.rows]
-    fixed = [name for name in rows if not call.wanted[call.names.index(name)]]
-    rows = [name for name in rows if name not in fixed]
-    others = [name for name in call.names if name not in (*rows, *fixed)]
-
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        named = dict(zip((*rows, *others, *fixed), tensors, strict=True))
-        found = results(call.ours(*(named[name] for name in call.names)))
-        return torch.cat([each.flatten(1) for each in found], -1)
-
-    assert_batch_invariant(run, *([call.operands[name] for name in names] for names in (rows, others, fixed)))
-
-
-class Watching(TorchDispatchMode):
-    """Keeps a call of each of our operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[Any, tuple[Any, ...]] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "veomni_hook":
-            self.seen[function] = args
-        return function(*args, **(kwargs or {}))
+    Call(kernel, cases(kernel.op)[kernel.variant].batch).is_batch_invariant()
 
 
 @pytest.mark.parametrize("kernel", calls(6, "operators", operators=True))
 def test_operators_keep_their_contracts(kernel):
-    call = of(kernel)
+    call = Call(kernel)
     leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
-    with Watching() as mode:
+    seen = {}
+    with Operators(lambda operator, operands, _: seen.update({operator: operands})):
         found = [y for y in results(call.ours(*leaves)) if y.requires_grad]
         torch.autograd.backward(found, [torch.randn_like(y) for y in found])
-    assert mode.seen
-    for operator, operands in mode.seen.items():
+    seen = {each: operands for each, operands in seen.items() if each.namespace == "veomni_hook"}
+    assert seen
+    for operator, operands in seen.items():
         torch.library.opcheck(
             operator, tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in operands)
         )
@@ -208,7 +156,7 @@ def test_operators_keep_their_contracts(kernel):
 @pytest.mark.parametrize("kernel", calls(7, "graphs"))
 def test_compiles_without_a_break(kernel):
     assert kernel.traceable
-    call = of(kernel)
+    call = Call(kernel)
     torch.compiler.reset()
     kernel_alone = call.ours
 
@@ -216,12 +164,12 @@ def test_compiles_without_a_break(kernel):
         return kernel_alone(*tensors) if call.refused(*tensors) is None else tensors[0]
 
     call.ours = torch.compile(guarded, backend="aot_eager", fullgraph=True)
-    compare(call, kernel)
+    call.matches()
 
 
 @pytest.mark.parametrize("kernel", calls(8, "twice"))
 def test_second_derivatives(kernel):
-    call = of(kernel)
+    call = Call(kernel)
     found = []
     for side in (call.ours, call.theirs):
         operands = [x.detach().requires_grad_(w) for x, w in zip(call.tensors, call.wanted, strict=True)]
@@ -235,7 +183,7 @@ def test_second_derivatives(kernel):
 
 @pytest.mark.parametrize("kernel", calls(9, "kept"))
 def test_operands_alone_are_kept_for_the_backward(kernel):
-    call, kept = of(kernel), []
+    call, kept = Call(kernel), []
     leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         found = results(call.ours(*leaves))
@@ -255,9 +203,9 @@ def test_operands_alone_are_kept_for_the_backward(kernel):
 @pytest.mark.parametrize("kernel", calls(10, "without"))
 def test_calls_without_gradients(kernel):
     """They skip the dispatcher and autograd: equal results, without a node, and whoever watches sees them."""
-    rows = [name for name in of(kernel).names if name in cases(kernel.op)[kernel.variant].rows]
+    rows = [name for name in Call(kernel).names if name in cases(kernel.op)[kernel.variant].rows]
     for change in (None, *LAYOUTS.values()):
-        call = of(kernel, **dict.fromkeys(rows, change) if change else {})
+        call = Call(kernel, **dict.fromkeys(rows, change) if change else {})
         if call.refused() is not None or not computes(call):
             continue
         leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
@@ -275,15 +223,16 @@ def test_calls_without_gradients(kernel):
 
 @pytest.mark.parametrize("kernel", calls(11, "watched", operators=True))
 def test_who_watches_sees_the_operators_and_changes_nothing(kernel):
-    call = of(kernel)
+    call = Call(kernel)
     for gradients in (False, True):
         leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
         with torch.set_grad_enabled(gradients):
             before = results(call.ours(*leaves))  # also makes what later calls reuse
-            with Watching() as mode:
+            seen = set()
+            with Operators(lambda operator, *_, seen=seen: seen.add(operator.namespace)):
                 watched = results(call.ours(*leaves))
             after = results(call.ours(*leaves))
-        assert mode.seen
+        assert "veomni_hook" in seen
         for found in (watched, after):
             assert all(map(torch.equal, before, found))
     with torch.no_grad(), FakeTensorMode() as fake:
@@ -301,7 +250,7 @@ def refused():
 
 @pytest.mark.parametrize(("kernel", "refusal"), refused())
 def test_refuses(kernel, refusal):
-    call = of(kernel)
+    call = Call(kernel)
     assert call.refused() is None
     call.operands |= refusal.change
     assert refusal.reason in call.refused()

@@ -6,13 +6,13 @@ import weakref
 
 import pytest
 import torch
-import torch._dynamo.testing
 from torch import nn
 from torch.nn import functional
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.kernels import patched_qwen3
+from tests.kernels.dispatched import compiled
 from tests.kernels.low_precision import KINDS, RoundedLinear, convert, wrap
 from tests.kernels.matching import DEVICE, close
 from tests.kernels.patched_qwen3 import batch, load
@@ -141,14 +141,13 @@ def test_one_graph_with_all_kernels(patched, kind):
     set_choice(",".join((*KERNELS.values(), "linear_cross_entropy=torch")))
     models, inputs = pair(patched), data(1, 6)
     upstream, model = (convert(each, kind, not_the_head) for each in models)
-    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    run = torch.compile(model, fullgraph=True, backend=backend)
+    run, counter = compiled(model)
     expected = trained(upstream, inputs)
     for _ in range(2):
         assert_equal(trained(model, inputs, run), expected)
-    assert backend.frame_count == 1
+    assert counter.frame_count == 1
     # Inside the fused op there is no rotation of its own.
-    assert {*KERNELS} - {"rotary"} <= operators(backend.graphs)
+    assert {*KERNELS} - {"rotary"} <= operators(counter)
     assert [row.reason for row in rows_of(model, "linear_cross_entropy")] == ["compiled in"]
 
 

@@ -1,6 +1,7 @@
 """Every torch kernel on a CUDA device against upstream: outputs and gradients."""
 
 import importlib
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.dispatched import without_waits
 from tests.kernels.rms_norm import variants as norms
 from veomni_hook.kernels.gated_mlp import reference as formulas
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
@@ -316,25 +318,19 @@ def test_fused_linear_cross_entropy_waits_for_nothing():
     x, weight = random(300, 64, dtype=torch.bfloat16), random(5003, 64, dtype=torch.bfloat16)
     target, known = torch.randint(0, 5003, (300,), device="cuda"), torch.tensor(7, device="cuda")
     for _ in range(2):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with without_waits():
             for items in (None, 7, torch.tensor(7), known):
                 leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
                 call = (*leaves, None, target, Objective(num_items=items), Wanted())
                 fused.loss_and_statistics(*call)[0].backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_fused_load_balancing_loss_waits_for_nothing():
     fused = pytest.importorskip("veomni_hook.kernels.load_balancing_loss.triton")
     layers = tuple(random(512, 60, dtype=torch.bfloat16).requires_grad_() for _ in range(5))
     mask = torch.ones(2, 256, dtype=torch.int64, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waits():
         fused.softmax_topk(layers, 60, 4, mask).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(layer.grad is not None for layer in layers)
 
 
@@ -352,13 +348,10 @@ def test_experts_wait_for_nothing_and_have_equal_bits():
     ids[::5, 1] = 16
     found = []
     for _ in range(3):
-        torch.cuda.set_sync_debug_mode("error" if found else "default")  # compiling may wait
-        try:
+        with without_waits() if found else nullcontext():  # compiling may wait
             x, weights, up, down = leaves
             result = fused.kernel("gated")(x, ids, weights, up, down, functional.silu)
             found.append([result, *torch.autograd.grad(result, leaves, x.detach())])
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     for again in found[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[0], again, strict=True))
 

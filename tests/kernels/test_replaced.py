@@ -21,7 +21,7 @@ from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config, Qwen3MoeCo
 from transformers.loss import loss_utils
 
 from tests.kernels.matching import grads_of
-from tests.kernels.patched_qwen3 import SIZES
+from tests.kernels.patched_qwen3 import SIZES, twins
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.shared.function_modes import HARMLESS
 from veomni_hook.tools.report.explanation import explain
@@ -231,11 +231,7 @@ def config_of(family: str, changes: dict):
 
 def models(pair, family: str, **changes):
     name, _, _ = FAMILIES[family]
-    upstream, patched = (getattr(module, name)(config_of(family, changes)).train() for module in pair)
-    for parameter in upstream.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    patched.load_state_dict(upstream.state_dict())
-    return upstream, patched
+    return twins(*pair, name, config_of(family, changes), std=0.3)
 
 
 def step(model):

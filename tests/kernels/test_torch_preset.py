@@ -1,12 +1,9 @@
 """The preset ``torch`` on whole models: it runs wherever PyTorch runs, and computes what upstream computes."""
 
-import importlib
-
 import pytest
 
 from tests.kernels import patched_qwen3
-from tests.kernels.matching import close, grads_of
-from tests.kernels.patched_qwen3 import batch, load
+from tests.kernels.patched_qwen3 import assert_equal_steps, batch, config_of, trained, twins
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.tools.report.explanation import explain
@@ -40,27 +37,14 @@ def test_an_op_with_a_torch_kernel_has_one_for_every_variant():
         assert found == {*registry.ops()[op].variants}, op
 
 
-def run(model, inputs):
-    loss = model(**inputs, use_cache=False).loss
-    loss.backward()
-    return loss.detach(), grads_of(model)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_models_train_as_upstream(family, tmp_path_factory):
+def test_models_train_as_upstream(family, modules):
     config, kind, further, met = FAMILIES[family]
-    name = f"transformers.models.{family}"
-    home = importlib.import_module(f"{name}.modeling_{family}")
-    patched = load(tmp_path_factory.mktemp(family), home.__name__)
-    made = getattr(importlib.import_module(f"{name}.configuration_{family}"), config)(**SIZES | further)
-    upstream, model = (getattr(each, kind)(made).train() for each in (home, patched))
-    model.load_state_dict(upstream.state_dict())
+    home, patched = modules(family)
+    upstream, model = twins(home, patched, kind, config_of(family, config, **SIZES | further))
     inputs = batch()
     set_choice("torch")
-    loss, gradients = run(model, inputs)
-    expected, upstream_gradients = run(upstream, inputs)
-    close(loss, expected, 1e-5)
-    close(gradients, upstream_gradients, 1e-4)
+    assert_equal_steps(trained(model, inputs), trained(upstream, inputs))
     taken = {
         f"{row.op}/{row.variant}" for row in explain(model).rows if row.called and row.backend == "torch"
     }

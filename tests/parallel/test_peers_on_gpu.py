@@ -1,10 +1,9 @@
 """Exchanges through the memory of two GPUs are those of NCCL, bit for bit."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+
+from tests.processes import outputs, started
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,8 +14,5 @@ pytestmark = [
 def test_heads_gathers_and_gradients():
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     case = ["-m", "tests.parallel.facts_of_peers_on_gpu"]
-    done = subprocess.run(
-        [sys.executable, *command, *case], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("the same") == 2
+    printed, _ = outputs(started(*command, *case))
+    assert printed.count("the same") == 2

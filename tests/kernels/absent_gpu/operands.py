@@ -22,13 +22,16 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def both_ways(function: Callable[..., Any], leaves: Sequence[Tensor]) -> None:
-    """Call ``function`` and go back through what it returns."""
-    given = [leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
+def both_ways(
+    function: Callable[..., Any], leaves: Sequence[Tensor], wanted: Sequence[bool] | None = None
+) -> None:
+    """Call ``function`` and go back through what it returns, to all leaves that may have gradients or are ``wanted``."""
+    wanted = wanted or [leaf.is_floating_point() for leaf in leaves]
+    given = [leaf.detach().requires_grad_(want) for leaf, want in zip(leaves, wanted, strict=True)]
     results = function(*given)
     results = [each for each in (results if isinstance(results, tuple) else (results,)) if each is not None]
-    wanted = [each for each in results if each.requires_grad]
-    torch.autograd.backward(wanted, [torch.zeros_like(each) for each in wanted])
+    differentiable = [each for each in results if each.requires_grad]
+    torch.autograd.backward(differentiable, [torch.zeros_like(each) for each in differentiable])
 
 
 def kernels_of(op: str) -> dict[str, Callable[..., Any]]:

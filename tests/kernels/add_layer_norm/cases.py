@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.kernels.contract import Case
-from tests.kernels.nn_layer_norm.cases import ONE_DTYPE, SIZES, called, operands
+from tests.kernels.nn_layer_norm.cases import GPU, ONE_DTYPE, SIZES, called, operands
 
 ROWS = ("residual", "hidden_states")
 CASES = {
@@ -11,6 +11,7 @@ CASES = {
         partial(operands, ROWS),
         SIZES,
         batch=((64, 130), 2),
+        gpu=GPU,
         deep=((2, 3, 4, 6), 2),
         rows=ROWS,
         call=partial(called, 2),

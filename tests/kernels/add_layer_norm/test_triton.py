@@ -1,20 +1,20 @@
 """The fused addition and torch's LayerNorm against upstream's statements, interpreted or on a GPU."""
 
+from operator import itemgetter
+
 import pytest
 import torch
 from torch import nn
 
+from tests.kernels.contract import call_of
 from tests.kernels.declared import refusal
-from tests.kernels.matching import assert_matches
-from tests.kernels.nn_layer_norm.norms import DEVICE, FORMS, inputs, of_tensors
-from veomni_hook.kernels.layer_norm import reference, skipped_calls
+from tests.kernels.matching import DEVICE, assert_matches
+from veomni_hook.kernels.layer_norm import skipped_calls
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.layer_norm import modules as kernels
-
-FORM = "weight and bias"
 
 refuses = refusal("add_layer_norm", "rounded_once", "triton")
 
@@ -24,34 +24,32 @@ def upstream(residual, hidden_states, norm):
     return hidden_states, norm(hidden_states)
 
 
-def pair(form, width):
-    return [of_tensors(each, form, width) for each in (kernels.sum_rounded_once, upstream)]
+def call(shape=(4, 9), parameters=2, *dtypes, **changed):
+    return call_of("add_layer_norm", "rounded_once", "triton", (shape, parameters), *dtypes, **changed)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_reference_has_their_bits(form):
-    given = inputs(form, (3, 5, 7), torch.bfloat16, 2)
-    assert_matches(of_tensors(reference.sum_rounded_once, form, 7), pair(form, 7)[1], given, exact=True)
+@pytest.mark.parametrize("parameters", [2, 1, 0])
+def test_the_reference_has_their_bits(parameters):
+    made = call((3, 5, 7), parameters, torch.bfloat16)
+    assert_matches(made.theirs, made.by(upstream), made.tensors, exact=True)
 
 
 def test_the_sum_has_upstreams_bits_and_the_norm_is_rounded_once():
-    given = inputs(FORM, (257, 96), torch.bfloat16 if DEVICE == "cuda" else torch.float16, 2)
-    (found_sum, found), (true_sum, truth) = (run(*given) for run in pair(FORM, 96))
+    made = call((257, 96), 2, torch.bfloat16 if DEVICE == "cuda" else torch.float16)
+    (found_sum, found), (true_sum, truth) = (run(*made.tensors) for run in (made.ours, made.by(upstream)))
     assert torch.equal(found_sum, true_sum)
     assert (~torch.isclose(found.float(), truth.float(), rtol=2e-6, atol=1e-6)).float().mean() < 0.01
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["the sum alone is used", "the norm alone is used"])
 def test_one_of_the_results(part):
-    sides = (lambda *given, run=run: run(*given)[part] for run in pair(FORM, 9))
-    assert_matches(*sides, inputs(FORM, (4, 9), torch.float32, 2))
+    call().matches(of=itemgetter(part))
 
 
 def test_one_tensor_is_the_gradient_of_both_and_stays_right():
-    results = []
-    for run in pair(FORM, 9):
-        torch.manual_seed(1)
-        a, b, *parameters = (x.requires_grad_() for x in inputs(FORM, (4, 9), torch.float32, 2))
+    results, made = [], call()
+    for run in (made.ours, made.by(upstream)):
+        a, b, *parameters = (x.clone().requires_grad_() for x in made.tensors)
         for _ in range(3):
             total, y = run(a, b, *parameters)
             (total.sin() + y).sum().backward()
@@ -62,10 +60,10 @@ def test_one_tensor_is_the_gradient_of_both_and_stays_right():
 
 
 def test_what_does_not_fit_is_computed_upstreams_way():
-    a, b, weight, bias = inputs(FORM, (4, 9), torch.float32, 2)
-    doubled = [each.double() for each in (a, b, weight, bias)]
-    for given in ([a, b.bfloat16(), weight, bias], [a, b[:1], weight, bias], doubled):
-        assert_matches(*pair(FORM, 9), given, exact=True)
+    doubled = dict.fromkeys(("residual", "hidden_states", "weight", "bias"), torch.Tensor.double)
+    for change in ({"hidden_states": torch.Tensor.bfloat16}, {"hidden_states": lambda b: b[:1]}, doubled):
+        made = call(**change)
+        assert_matches(made.ours, made.by(upstream), made.tensors, exact=True)
 
 
 def test_under_autocast_as_on_a_gpu_the_norm_is_float32(monkeypatch):
@@ -76,8 +74,8 @@ def test_under_autocast_as_on_a_gpu_the_norm_is_float32(monkeypatch):
         weight, bias = (each.float() for each in norm._parameters.values())
         return total, nn.functional.layer_norm(total.float(), norm.normalized_shape, weight, bias, norm.eps)
 
-    given = inputs(FORM, (5, 48), torch.bfloat16, 2, torch.float32)
-    assert_matches(of_tensors(kernels.sum_rounded_once, FORM, 48), of_tensors(cast, FORM, 48), given)
+    made = call((5, 48), 2, torch.bfloat16, torch.float32)
+    assert_matches(made.ours, made.by(cast), made.tensors)
 
 
 def test_refuses():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from tests.kernels.contract import Case
-from tests.kernels.rms_norm.cases import EPS, ROUNDED_INSIDE, SHAPES
+from tests.kernels.rms_norm.cases import EPS, GPU, GPU_PARTS, ROUNDED_INSIDE, SHAPES
 from veomni_hook.kernels.selection.registry import registry
 
 
@@ -22,6 +22,7 @@ CASE = Case(
     operands,
     SHAPES[:-1],
     batch=(64, 130),
+    gpu=GPU,
     deep=(2, 3, 4, 6),
     rows=("residual", "hidden_states"),
     # A rule is asked about the layer and its norm; what does not fit is computed by the formula.
@@ -32,4 +33,4 @@ CASE = Case(
 )
 CASES = dict.fromkeys(registry.ops()["add_rms_norm"].variants, CASE)
 # torch keeps the rounded values, too.
-CASES["cast_before_weight"] = replace(CASE, kept={"torch": 1})
+CASES["cast_before_weight"] = replace(CASE, kept={"torch": 1}, gpu=[*GPU, *GPU_PARTS])

@@ -1,40 +1,34 @@
 """The fused addition and RMSNorm against its reference, through the interpreter or compiled."""
 
-from functools import partial
+from operator import itemgetter
 
 import pytest
 import torch
 from torch import nn
 
-from tests.kernels import declared
-from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.contract import DTYPES, call_of
 from tests.kernels.declared import refusal
 from tests.kernels.matching import DEVICE, assert_matches
-from tests.kernels.rms_norm.variants import DTYPES, wide
 from veomni_hook.kernels.add_rms_norm.variants import OP
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.rms_norm import tiles
 
-EPS = 1e-3
 VARIANTS = sorted(OP.variants)
 
 refuses = refusal("add_rms_norm", "cast_before_weight", "triton")
 
 
-def pair(variant):
-    return [partial(each, eps=EPS) for each in declared.pair("add_rms_norm", variant, "triton")]
+def call(variant="cast_before_weight", size=(4, 9), *of, **changed):
+    return call_of("add_rms_norm", variant, "triton", size, *of, **changed)
 
 
-def inputs(shape, dtype=torch.float32, weight_dtype=None):
-    weight = torch.rand(shape[-1]) + 0.5
-    return [*(torch.randn(shape).to(DEVICE, dtype) for _ in "ab"), weight.to(DEVICE, weight_dtype or dtype)]
-
-
-@pytest.mark.parametrize(("variant", "dtype"), wide(VARIANTS), ids=str)
+@pytest.mark.sample(1)  # the interpreter needs seconds for each
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_wide_rows(variant, dtype):
-    assert_matches(*pair(variant), inputs((3, 4100), dtype))
+    call(variant, (3, 4100), dtype).matches()
 
 
 @pytest.mark.sample(2)
@@ -43,7 +37,7 @@ def test_wide_rows(variant, dtype):
 @pytest.mark.parametrize("variant", ["cast_before_weight", "one_plus_weight"])
 def test_parts_equal_the_reference(in_parts, variant, columns, dtype):
     assert tiles.wide(columns, 4, fetched=False)
-    assert_matches(*pair(variant), inputs((7, columns), dtype))
+    call(variant, (7, columns), dtype).matches()
 
 
 @pytest.mark.sample(8)
@@ -52,7 +46,7 @@ def test_parts_equal_the_reference(in_parts, variant, columns, dtype):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_blocks_equal_the_reference(split_early, variant, columns, dtype):
     assert tiles.split(columns)[1]
-    assert_matches(*pair(variant), inputs((67, columns), dtype))
+    call(variant, (67, columns), dtype).matches()
 
 
 @pytest.mark.sample(2)
@@ -60,31 +54,34 @@ def test_two_blocks_equal_the_reference(split_early, variant, columns, dtype):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_sum_has_upstreams_bits_and_casts_stand_where_upstreams_do(variant, weight_dtype):
     # The interpreter cuts bfloat16 off.
-    given = inputs((257, 96), torch.bfloat16 if DEVICE == "cuda" else torch.float16, weight_dtype)
-    (found_sum, found), (true_sum, truth) = (run(*given) for run in pair(variant))
+    made = call(variant, (257, 96), torch.bfloat16 if DEVICE == "cuda" else torch.float16, weight_dtype)
+    (found_sum, found), (true_sum, truth) = (run(*made.tensors) for run in (made.ours, made.theirs))
     assert torch.equal(found_sum, true_sum)
     assert (~torch.isclose(found.float(), truth.float(), rtol=2e-6, atol=0)).float().mean() < 0.01
 
 
 def test_only_the_norm_is_used():
-    turned = [lambda *given, run=run: run(*given)[1] for run in pair("one_plus_weight_rounded")]
-    assert_matches(*turned, inputs((4, 9)))
+    call("one_plus_weight_rounded").matches(of=itemgetter(1))
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_result_of_the_kernel_in_pytorch(used):
+    call_of("add_rms_norm", "one_plus_weight", "torch", (5, 8)).matches(of=itemgetter(used), exact=True)
 
 
 def test_only_the_sum_is_used():
-    ours, _ = pair("one_plus_weight_rounded")
-    a, b, weight = (x.requires_grad_() for x in inputs((4, 9)))
-    ours(a, b, weight)[0].square().sum().backward()
+    made = call("one_plus_weight_rounded")
+    a, b, weight = (x.requires_grad_() for x in made.tensors)
+    made.ours(a, b, weight)[0].square().sum().backward()
     torch.testing.assert_close(a.grad, 2 * (a + b).detach())
     assert torch.equal(a.grad, b.grad) and weight.grad is None
 
 
 def test_one_tensor_is_the_gradient_of_both_and_stays_right():
     """Two leaves get one tensor, and what is accumulated into the one does not show in the other."""
-    results = []
-    for run in pair("cast_before_weight"):
-        torch.manual_seed(1)
-        a, b, weight = (x.requires_grad_() for x in inputs((4, 9)))
+    results, made = [], call()
+    for run in (made.ours, made.theirs):
+        a, b, weight = (x.clone().requires_grad_() for x in made.tensors)
         for _ in range(3):
             total, y = run(a, b, weight)
             (total.sin() + y).sum().backward()
@@ -103,25 +100,23 @@ def test_an_addend_that_is_used_elsewhere():
 
         return call
 
-    a, _, weight = inputs((4, 9))
-    assert_matches(*map(around, pair("weight_before_cast")), [a, weight])
+    made = call("weight_before_cast")
+    a, _, weight = made.tensors
+    assert_matches(around(made.ours), around(made.theirs), [a, weight])
 
 
 def test_what_does_not_fit_is_computed_upstreams_way():
-    a, b, weight = inputs((4, 9))
-    for given in ([a, b.bfloat16(), weight], [a, b[:1], weight], [a.double(), b.double(), weight]):
-        assert_matches(*pair("cast_before_weight"), given, exact=True)
-    eps = torch.tensor(EPS, device=DEVICE)
-    ours, upstream = (run(a, b, weight, eps=eps) for run in pair("cast_before_weight"))
-    torch.testing.assert_close(ours, upstream, rtol=0, atol=0)
+    wide = dict.fromkeys(("residual", "hidden_states"), torch.Tensor.double)
+    other = {"hidden_states": torch.Tensor.bfloat16}, {"hidden_states": lambda b: b[:1]}, wide
+    for change in (*other, {"eps": lambda eps: torch.tensor(eps, device=DEVICE)}):
+        call(**change).matches(exact=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equal_bits_where_one_result_alone_has_a_gradient(variant, part):
-    a, b, weight = inputs((64, 130))
-    assert_batch_invariant(lambda *given: pair(variant)[0](*given)[part], [a, b], [weight])
+    call(variant, (64, 130)).is_batch_invariant(part)
 
 
 class Norm(nn.Module):
@@ -171,11 +166,8 @@ def test_refuses_norms_whose_call_would_be_missed(norm, reason):
 
 def test_refuses_while_all_modules_are_watched():
     x = torch.randn(2, 8)
-    held = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
-    try:
+    with nn.modules.module.register_module_forward_pre_hook(lambda *_: None):
         assert "global hook" in refuses(LAYER, x, x, Norm(), Norm)
-    finally:
-        held.remove()
 
 
 @pytest.mark.parametrize(

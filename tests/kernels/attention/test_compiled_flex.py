@@ -11,6 +11,7 @@ from transformers import LlamaConfig, masking_utils
 from tests.kernels.attention.flexible import on_a_cpu
 from tests.kernels.attention.test_flex import CLOSE, VARIANTS, Attention, kernel, results
 from tests.kernels.attention.windows_on_a_cpu import patched
+from tests.kernels.dispatched import targets
 from veomni_hook.kernels.attention import flex, reference
 
 MASKS = patched(masking_utils)
@@ -83,11 +84,6 @@ def check(compiled, variant, operands, mask, module, dtype=torch.float32, scalin
         )
 
 
-def targets(compiled):
-    graphs = [each for graph in compiled.counter.graphs for each in graph.modules() if hasattr(each, "graph")]
-    return [str(node.target) for each in graphs for node in each.graph.nodes]
-
-
 #: By default each variant and each window once, and one case in bfloat16.
 FIRST = [
     *((variant, 9, torch.float32) for variant in VARIANTS),
@@ -111,7 +107,7 @@ def test_equals_the_formula(variant, window, dtype):
     compiled = Compiled(variant, config_of(window))
     check(compiled, variant, operands, mask_of(operands[0], config_of(window)), module, dtype)
     assert compiled.counter.frame_count == 1
-    assert targets(compiled).count("flex_attention") == 1
+    assert targets(compiled.counter).count("flex_attention") == 1
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.kernels.attention.windows_on_a_cpu import (
     window,
     windowed,
 )
+from tests.kernels.dispatched import compiled, nodes
 from veomni_hook.kernels.attention import flash, traced_masks
 from veomni_hook.kernels.selection.process_choice import set_choice
 
@@ -37,16 +38,6 @@ OPERATOR = torch.ops.aten._flash_attention_forward
 @pytest.fixture(autouse=True)
 def _compiled_anew(windows_on_a_cpu):
     torch._dynamo.reset()
-
-
-def compiled(network, backend: str = "aot_eager", **options: Any):
-    """The model in one graph, and the counter of graphs.
-
-    The graphs are dynamo's with both backends. ``eager`` does not trace the backward, which takes half of the
-    time: enough where upstream's code stays.
-    """
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
-    return torch.compile(network, backend=counter, fullgraph=True, **options), counter
 
 
 def forward(run) -> None:
@@ -64,15 +55,9 @@ def agree(found, expected, dtype=torch.float32):
         torch.testing.assert_close(one, other, **CLOSE[dtype])
 
 
-def masked(graphs) -> list[bool]:
+def masked(counter) -> list[bool]:
     """Whether each attention in the graphs, with those inside checkpoints, has upstream's mask."""
-    inner = [each for graph in graphs for each in graph.modules() if hasattr(each, "graph")]
-    calls = [
-        node
-        for each in inner
-        for node in each.graph.nodes
-        if node.target is functional.scaled_dot_product_attention
-    ]
+    calls = [node for node in nodes(counter) if node.target is functional.scaled_dot_product_attention]
     return [not node.kwargs.get("enable_gqa") for node in calls]
 
 
@@ -107,7 +92,7 @@ def test_a_window_is_computed_without_its_mask_and_equals_upstream(slot, dtype, 
     run, counter = compiled(network)
     for _ in range(2):
         agree(results(network, run, use_cache=False), expected, dtype)
-    assert counter.frame_count == 1 and masked(counter.graphs) == [False] * len(masked(counter.graphs))
+    assert counter.frame_count == 1 and masked(counter) == [False] * len(masked(counter))
     assert outcomes(slot, network) == ["flash"] * 2
 
 
@@ -165,7 +150,7 @@ def test_what_only_values_can_tell_stays_with_upstream(slot, inputs, backend):
     expected = upstreams(network, **inputs)
     run, counter = compiled(network, backend)
     agree(results(network, run, **inputs), expected)
-    assert masked(counter.graphs) == [True] * 2 and outcomes(slot, network) == []
+    assert masked(counter) == [True] * 2 and outcomes(slot, network) == []
 
 
 @pytest.fixture
@@ -197,7 +182,7 @@ def test_what_refuses_uncompiled_refuses_compiled(slot, reason, monkeypatch, req
     network = model(**change).to(dtype)
     run, counter = compiled(network, "eager")
     forward(run)
-    assert masked(counter.graphs) == [True] * 2
+    assert masked(counter) == [True] * 2
     assert all(reason in each for each in outcomes(slot, network))
 
 
@@ -238,7 +223,7 @@ def test_lengths_that_change_are_compiled_once(slot, dynamic, checkpointed):
         agree(results(network, run, ids, use_cache=False), expected)
         counts.append(counter.frame_count)
     assert counts[0 if dynamic else 1] == counts[-1] <= 2
-    assert not any(masked(counter.graphs))
+    assert not any(masked(counter))
 
 
 def test_layers_that_are_compiled_one_by_one_stay_with_upstream(slot):
@@ -248,7 +233,7 @@ def test_layers_that_are_compiled_one_by_one_stay_with_upstream(slot):
     for layer in network.model.layers:
         layer.compile(backend=counter, fullgraph=True)
     found = results(network, use_cache=False)
-    assert all(masked(counter.graphs)) and outcomes(slot, network) == []
+    assert all(masked(counter)) and outcomes(slot, network) == []
     agree(found, expected)
 
 

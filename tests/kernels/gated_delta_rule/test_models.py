@@ -1,6 +1,5 @@
 """Whole models with linear attention: samples that share a row are those that are alone."""
 
-import importlib
 import inspect
 import sys
 from functools import partial
@@ -8,11 +7,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
 from transformers.integrations import hub_kernels
 
 from tests.kernels.matching import close, grads_of
-from tests.kernels.patched_qwen3 import SIZES, load
+from tests.kernels.patched_qwen3 import SIZES, config_of, twins
 from tests.patches.upstream import HANDED
 from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.gated_delta_rule import boundaries, calls
@@ -69,24 +67,15 @@ BY = {
 }
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
+@pytest.fixture
+def pairs(modules):
     """Upstream's model and the patched one of a family, with equal weights."""
 
     def made(family):
-        name = f"transformers.models.{family}"
-        home = pytest.importorskip(f"{name}.modeling_{family}")
-        patched = load(tmp_path_factory.mktemp(family), home.__name__)
+        pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
         config, kind, sizes = FAMILIES[family]
-        config = getattr(importlib.import_module(f"{name}.configuration_{family}"), config)(
-            **{**HYBRID, **sizes}
-        )
         torch.manual_seed(0)
-        theirs, ours = (getattr(each, kind)(config).train() for each in (home, patched))
-        for parameter in theirs.parameters():
-            nn.init.normal_(parameter, 0.0, 0.2)
-        ours.load_state_dict(theirs.state_dict())
-        return theirs, ours
+        return twins(*modules(family), kind, config_of(family, config, **{**HYBRID, **sizes}), std=0.2)
 
     return made
 

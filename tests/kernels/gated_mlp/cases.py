@@ -31,6 +31,7 @@ def case(variant):
         lambda *of: operands(variant, *of),
         [(2, 3, 7), (1,), (0, 4), (5, 0), (65, 130), (3, 5000)],
         batch=(64, 256),
+        gpu=[(64, 12288)],
         deep=(2, 3, 4, 6),
         rows=("gate", "up"),
         exact=("torch",),

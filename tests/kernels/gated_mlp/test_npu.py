@@ -4,48 +4,38 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.kernels import declared
-from tests.kernels.matching import assert_matches
+from tests.kernels.contract import call_of
 from veomni_hook.kernels.gated_mlp import npu
 
 pytestmark = pytest.mark.usefixtures("operators")
 
-#: The variants that the operator computes, and what follows gate and up.
-REST = {
-    "product": (functional.silu,),
-    "product_float32": (functional.silu,),
-    "clamped": (functional.silu, 0.7),
-}
+
+def call(variant, *of, **changed):
+    return call_of("gated_mlp", variant, "npu", *of, **changed)
 
 
-def sides(variant):
-    functions = declared.pair("gated_mlp", variant, "npu")
-    return [lambda gate, up, f=f: f(gate, up, *REST[variant]) for f in functions]
-
-
-@pytest.mark.parametrize("variant", REST)
+@pytest.mark.parametrize("variant", ["product", "product_float32", "clamped"])
 def test_the_operator_computes_it_both_ways(variant, called):
-    assert_matches(*sides(variant), [torch.randn(4, 6) for _ in range(2)])
+    call(variant, (4, 6)).matches()
     assert called == ["npu_swiglu", "npu_swiglu_backward"]
 
 
 def test_float32_rounds_where_upstream_rounds():
-    ours, upstream = sides("product_float32")
-    given = [torch.randn(500, 64).bfloat16() for _ in range(2)]
-    assert torch.equal(ours(*given), upstream(*given))
+    made = call("product_float32", (500, 64), torch.bfloat16)
+    assert torch.equal(made.ours(*made.tensors), made.theirs(*made.tensors))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "change",
     [
-        [torch.randn(3, 4), torch.randn(3, 4).bfloat16()],
-        [torch.randn(3, 4), torch.randn(1, 4)],
-        [torch.randn(3, 4).double(), torch.randn(3, 4).double()],
+        {"up": torch.Tensor.bfloat16},
+        {"up": lambda up: up[:1]},
+        dict.fromkeys(("gate", "up"), torch.Tensor.double),
     ],
     ids=["dtypes", "shapes", "float64"],
 )
-def test_what_does_not_fit_is_computed_upstreams_way(given, called):
-    assert_matches(*sides("product"), given, exact=True)
+def test_what_does_not_fit_is_computed_upstreams_way(change, called):
+    call("product", (3, 4), **change).matches(exact=True)
     assert not called
 
 

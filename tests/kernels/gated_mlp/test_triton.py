@@ -7,7 +7,9 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from tests.kernels import declared
-from tests.kernels.matching import DEVICE, assert_matches
+from tests.kernels.contract import DTYPES, call_of
+from tests.kernels.gated_mlp.cases import NUMBERS
+from tests.kernels.matching import DEVICE
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.gated_mlp.variants import OP
 from veomni_hook.kernels.shared.activations import FUNCTIONS
@@ -16,17 +18,11 @@ pytest.importorskip("triton")
 
 from veomni_hook.kernels.gated_mlp import triton as kernels
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-#: What comes after gate and up. Small limits, so that a clamp in another place shows.
-NUMBERS = {"clamped": [0.75], "clamped_after": [0.5], "scaled_sigmoid": [1.702, 1.5]}
 
-
-def sides(variant, activation=functional.silu):
-    rest = (
-        NUMBERS.get(variant, []) if variant == "scaled_sigmoid" else [activation, *NUMBERS.get(variant, [])]
-    )
-    functions = declared.pair("gated_mlp", variant, "triton")
-    return [lambda gate, up, f=f: f(gate, up, *rest) for f in functions]
+def call(variant, activation=functional.silu, size=(4, 6), *of, **changed):
+    """A call with another activation, where there is one."""
+    chosen = {} if variant == "scaled_sigmoid" else {"activation": lambda _: activation}
+    return call_of("gated_mlp", variant, "triton", size, *of, **chosen, **changed)
 
 
 def skip_where_a_limit_is_missed(variant, name, dtype):
@@ -65,9 +61,7 @@ CALLED = {
 @pytest.mark.parametrize("variant", ["product", "product_float32", "clamped", "clamped_after"])
 def test_every_activation(variant, name, dtype):
     skip_where_a_limit_is_missed(variant, name, dtype)
-    assert_matches(
-        *sides(variant, ACT2FN[CALLED.get(name, name)]), [random(33, 70, dtype=dtype) for _ in "gu"]
-    )
+    call(variant, ACT2FN[CALLED.get(name, name)], (33, 70), dtype).matches()
 
 
 @pytest.mark.sample(5)
@@ -77,10 +71,13 @@ def test_every_activation(variant, name, dtype):
 )
 def test_rounds_where_upstream_does(variant, name):
     """In float16, where the interpreter rounds as a device does, nearly all bits are upstream's."""
-    gate, up, dy = (random(128, 128, dtype=torch.float16) for _ in range(3))
+    made, dy = (
+        call(variant, FUNCTIONS[name], (128, 128), torch.float16),
+        random(128, 128, dtype=torch.float16),
+    )
     found = []
-    for function in sides(variant, FUNCTIONS[name]):
-        leaves = [x.detach().requires_grad_() for x in (gate, up)]
+    for function in (made.ours, made.theirs):
+        leaves = [x.detach().requires_grad_() for x in made.tensors]
         y = function(*leaves)
         found.append([y, *torch.autograd.grad(y, leaves, dy)])
     for ours, truth in zip(*found, strict=True):
@@ -99,19 +96,19 @@ def test_numbers_far_out():
     gate = torch.tensor([-3e4, -100.0, -20.0, 0.0, 20.0, 100.0, 3e4, torch.nan], device=DEVICE)
     up = torch.full_like(gate, 1.5)
     for name in FUNCTIONS:
-        ours, upstream = sides("product", FUNCTIONS[name])
-        torch.testing.assert_close(ours(gate, up), upstream(gate, up), equal_nan=True)
+        made = call("product", FUNCTIONS[name])
+        torch.testing.assert_close(made.ours(gate, up), made.theirs(gate, up), equal_nan=True)
     for variant in ("clamped", "clamped_after", "scaled_sigmoid"):
-        ours, upstream = sides(variant)
-        torch.testing.assert_close(ours(gate, up), upstream(gate, up), equal_nan=True)
-        torch.testing.assert_close(ours(up, gate), upstream(up, gate), equal_nan=True)
+        made = call(variant)
+        torch.testing.assert_close(made.ours(gate, up), made.theirs(gate, up), equal_nan=True)
+        torch.testing.assert_close(made.ours(up, gate), made.theirs(up, gate), equal_nan=True)
 
 
 @pytest.mark.parametrize("variant", ["clamped", "clamped_after", "scaled_sigmoid"])
 def test_gradients_at_the_limit(variant):
-    limit = NUMBERS[variant][-1]
+    limit = NUMBERS[variant]["limit"]
     edge = torch.tensor([-limit, limit, limit + 1e-3, -limit - 1e-3], device=DEVICE)
-    assert_matches(*sides(variant), [edge.repeat_interleave(4), edge.repeat(4)])
+    call(variant, gate=lambda _: edge.repeat_interleave(4), up=lambda _: edge.repeat(4)).matches()
 
 
 def test_halves_of_a_projection_are_not_copied(monkeypatch):
@@ -132,9 +129,9 @@ def test_halves_of_a_projection_are_not_copied(monkeypatch):
 
 
 def test_operands_that_promote_or_broadcast():
-    assert_matches(*sides("product"), [random(4, 6).bfloat16(), random(4, 6)])
-    assert_matches(*sides("product"), [random(4, 6), random(1, 6)])
-    assert_matches(*sides("product"), [random(4, 6).double(), random(4, 6).double()])
+    doubled = dict.fromkeys(("gate", "up"), torch.Tensor.double)
+    for change in ({"gate": torch.Tensor.bfloat16}, {"up": lambda up: up[:1]}, doubled):
+        call("product", **change).matches()
     gate, up = random(4, 6), random(4, 6)
     for limit in (torch.tensor(0.5, device=DEVICE), -0.5):
         ours, truth = (f(gate, up, functional.silu, limit) for f in (kernels.clamped, reference.clamped))
@@ -148,9 +145,9 @@ def test_operands_that_promote_or_broadcast():
 )
 def test_compiles_to_one_graph(variant, activation):
     torch._dynamo.reset()
-    ours, upstream = sides(variant, activation)
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    assert_matches(compiled, upstream, [random(4, 6), random(4, 6)])
+    made = call(variant, activation)
+    made.ours = torch.compile(made.ours, backend="aot_eager", fullgraph=True)
+    made.matches()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

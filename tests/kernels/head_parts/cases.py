@@ -11,6 +11,8 @@ SIZES = [
     (2, 3, 5, 8, 4), (2, 3, 5, 7, 5), (1, 4, 3, 16, 16), (2, 3, 0, 8, 4), (0, 3, 5, 8, 4), (2, 1, 1, 4, 2), (1, 2, 700, 4, 1),
     (2, 3, 5, 0, 4), (1, 3, 2, 130, 70),
 ]  # fmt: skip
+#: Widths of DeepSeek's heads, of smaller ones, and odd ones.
+WIDTHS = [(128, 64), (192, 64), (64, 32), (448, 64), (7, 5), (1024, 1)]
 #: The parts, apart from those of an expanded key.
 NAMES = ("first_part", "second_part")
 
@@ -34,7 +36,10 @@ def split(function, x, first, *others):
     return function(x, [first, x.shape[-1] - first], *(others or (-1, torch.split)))
 
 
-_CASE = partial(Case, sizes=SIZES, batch=(64, 2, 3, 8, 4), deep=(2, 3, 4, 6, 2), exact=("triton",))
+_CASE = partial(
+    Case, sizes=SIZES, batch=(64, 2, 3, 8, 4), deep=(2, 3, 4, 6, 2), exact=("triton",),
+    gpu=[(2, 4, 70, *widths) for widths in WIDTHS], gpu_dtypes=(torch.bfloat16, torch.float32),
+)  # fmt: skip
 CASES = {
     "joined": _CASE(parts, rows=NAMES, call=joined, rule=joined),
     "split": _CASE(

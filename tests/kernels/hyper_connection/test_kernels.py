@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels import declared
+from tests.kernels.contract import call_of
 from tests.kernels.hyper_connection.cases import NORM, Norm
-from tests.kernels.matching import DEVICE, assert_matches
+from tests.kernels.matching import DEVICE, TOLERANCE
 from veomni_hook.kernels.hyper_connection import rules
 
 OP = "hyper_connection"
@@ -19,35 +19,14 @@ def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
-def weights_of(variant: str, streams: int, tokens: Any, columns: int, dtype: torch.dtype) -> Any:
-    """The operands with gradients, and what calls a function with them."""
-    x = values(*tokens, streams, columns, dtype=dtype)
-    if variant == "mix":
-        others = [
-            values(*tokens, streams),
-            values(*tokens, streams, streams),
-            values(*tokens, columns, dtype=dtype),
-        ]
-        return [*others, x], lambda function: lambda *given: function(*given, dtype)
-    comb = variant == "sinkhorn"
-    m = (2 + streams) * streams if comb else streams
-    rest = (streams, 4, 1e-3) if comb else (1e-3,)
-    leaves = [x, values(m, streams * columns) / 10, values(m), values(3 if comb else 1)]
-    return leaves, lambda function: lambda x, *given: function(x, NORM, Norm, *given, *rest)
-
-
 def test_one_iteration(backend):
-    leaves, _ = weights_of("sinkhorn", 4, (1, 3), 8, torch.float32)
-    ours, formula = (
-        lambda x, *given, f=function: f(x, NORM, Norm, *given, 4, 1, 1e-3)
-        for function in (declared.kernel(OP, "sinkhorn", backend), declared.reference(OP, "sinkhorn"))
-    )
-    assert_matches(ours, formula, leaves)
+    call = call_of(OP, "sinkhorn", backend, (4, (1, 3), 8), iterations=lambda _: 1)
+    call.matches(exact=False, tolerance=TOLERANCE[torch.float32] * (4 if DEVICE == "cuda" else 1))
 
 
 def test_twenty_iterations_give_rows_and_columns_that_sum_to_one():
-    leaves, _ = weights_of("sinkhorn", 4, (1, 5), 8, torch.float32)
-    _, comb, _ = declared.kernel(OP, "sinkhorn", "triton")(leaves[0], NORM, Norm, *leaves[1:], 4, 20, 1e-6)
+    call = call_of(OP, "sinkhorn", "triton", (4, (1, 5), 8), iterations=lambda _: 20, eps=lambda _: 1e-6)
+    _, comb, _ = call.ours(*call.tensors)
     for dim in (-1, -2):
         torch.testing.assert_close(comb.sum(dim), torch.ones_like(comb[..., 0]), atol=1e-3, rtol=0)
 
@@ -114,6 +93,4 @@ def test_what_triton_does_not_support():
 @pytest.mark.skipif(DEVICE == "cpu", reason="takes half a minute in the interpreter")
 @pytest.mark.parametrize("variant", ["sinkhorn", "collapse", "mix"])
 def test_bfloat16_at_the_size_of_a_model(variant):
-    leaves, called = weights_of(variant, 4, (1, 512), 4096, torch.bfloat16)
-    kernel, formula = declared.kernel(OP, variant, "triton"), declared.reference(OP, variant)
-    assert_matches(called(kernel), called(formula), leaves)
+    call_of(OP, variant, "triton", (4, (1, 512), 4096), torch.bfloat16).matches()

@@ -25,6 +25,9 @@ def operands(size, dtype, others):
 CASE = Case(
     operands,
     SIZES,
+    # Heads of the usual width, of an odd one and of the widest, and few queries.
+    gpu=[(2, 300, 333, 64, 128), (2, 1, 333, 64, 128), (2, 70, 333, 6, 100), (2, 70, 333, 4, 256)],
+    gpu_dtypes=(torch.bfloat16, torch.float32),
     rows=("query", "key", "weights"),
     rule=lambda rule, query, key, weights, scale: rule(query, key, scale),
     exact=("torch",),

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.kernels import declared
+from tests.kernels.contract import call_of
 from tests.kernels.declared import refusal
-from tests.kernels.matching import DEVICE, assert_matches, close
+from tests.kernels.matching import DEVICE, close
 from veomni_hook.kernels.index_scores import backward, rules
 from veomni_hook.kernels.index_scores import torch as pieces
 
@@ -21,25 +22,22 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "LIMIT", 1 << 12)
 
 
-def operands(batch, queries, keys, heads, width, dtype=torch.float32):
+def call(variant, backend, *of):
     torch.manual_seed(5)
-    shapes = (batch, queries, heads, width), (batch, keys, width), (batch, queries, heads)
-    query, key, weights = (torch.randn(shape, device=DEVICE) for shape in shapes)
-    return [query.to(dtype), key.to(dtype), weights]
+    return call_of(OP, variant, backend, *of)
 
 
-def compared(backend, variant, tensors, **options):
-    ours, formula = declared.kernel(OP, variant, backend), declared.reference(OP, variant)
-    assert_matches(*(lambda *given, f=f: f(*given, SCALE) for f in (ours, formula)), tensors, **options)
+def operands(*size, dtype=torch.float32):
+    return call("relu_matmul", "torch", size, dtype).tensors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_pieces_of_queries(small_pieces, backend, variant, dtype):
     """Scores of every piece, and the sums of gradients over pieces; Triton's backward works in pieces, too."""
-    tensors = operands(2, 67, 33, 3, 24, dtype=dtype)
-    assert pieces.rows_of_a_piece(*tensors[:2]) == 10
-    compared(backend, variant, tensors)
+    made = call(variant, backend, (2, 67, 33, 3, 24), dtype)
+    assert pieces.rows_of_a_piece(*made.tensors[:2]) == 10
+    made.matches(exact=False)
 
 
 def test_gradients_of_keys_are_added_in_float32(small_pieces, backend):

@@ -11,6 +11,8 @@ EPS = 1e-5
 SIZES = [
     ((3, 5, 8), 1), ((2, 0, 8), 1), ((0, 8), 1), ((1, 17), 1), ((129, 33), 1), ((2, 3, 4, 128), 1),
 ]  # fmt: skip
+GPU = [((64, columns), 1) for columns in (128, 4096, 12288, 130)]
+GPU_GROUPS = [((64, 4, 128), 2), ((64, 1, 4096), 2), ((64, 1, 12288), 2), ((64, 4, 130), 2)]
 GROUPS = [((2, 5, 3, 16), 2), ((67, 2, 24), 2), ((3, 1, 8), 2), ((4, 0, 8), 2)]
 #: torch's operator on a CPU sums the weight's gradient in the dtype of the rows, 129 here. Rules refuse that where the
 #: weight wants a gradient; the contract asks them without.
@@ -39,6 +41,7 @@ def case(variant):
         lambda *of: operands(variant, *of),
         [*SIZES, *(GROUPS if grouped else ())],
         batch=((64, 130), 1),
+        gpu=[*GPU, *(GPU_GROUPS if grouped else ())],
         deep=((2, 3, 4, 6), 1),
         tolerance=SUMMED_IN_16_BITS if variant == "weight_before_cast" and DEVICE == "cpu" else {},
         unlike=ONE_DTYPE if variant == "weight_before_cast" else {},

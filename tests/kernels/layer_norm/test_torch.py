@@ -1,30 +1,26 @@
 """The kernels in PyTorch: its operator for two formulas; the others are recomputed."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from tests.kernels.layer_norm.variants import EPS, inputs
-from tests.kernels.layer_norm.variants import pair as pair_of
+from tests.kernels.contract import call_of
+from tests.kernels.layer_norm.cases import EPS
 from veomni_hook.kernels.layer_norm import torch as kernels
 
 OPERATOR = ["weight_before_cast", "unweighted"]
-pair = partial(pair_of, "torch")
 
 
 @pytest.mark.parametrize("variant", OPERATOR)
 def test_autocast_changes_no_dtype(variant, monkeypatch):
-    ours, upstream = pair(variant, 16)
+    call = call_of("layer_norm", variant, "torch", ((5, 16), 1), torch.bfloat16)
     operator = torch.nn.functional.layer_norm
 
     def as_on_a_gpu(x, shape, weight, *others):
         return operator(x.float(), shape, None if weight is None else weight.float(), *others)
 
-    given = inputs(variant, (5, 16), torch.bfloat16)
-    expected = upstream(*given)
+    expected = call.theirs(*call.tensors)
     monkeypatch.setattr(torch.nn.functional, "layer_norm", as_on_a_gpu)
-    assert ours(*given).dtype is expected.dtype
+    assert call.ours(*call.tensors).dtype is expected.dtype
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from tests.kernels import declared
-from tests.kernels.layer_norm import variants
-from tests.kernels.layer_norm.variants import EPS
-from tests.kernels.matching import DEVICE, assert_matches
+from tests.kernels.contract import call_of
+from tests.kernels.layer_norm.cases import EPS
 
 pytest.importorskip("triton")
 
@@ -16,8 +13,9 @@ from veomni_hook.kernels.layer_norm import triton as kernels
 
 GROUPED = ["weight_before_cast", "cast_before_weight_and_bias", "operator_before_weight_and_bias"]
 
-pair = partial(variants.pair, "triton")
-inputs = partial(variants.inputs, device=DEVICE)
+
+def call(variant, *of, **changed):
+    return call_of("layer_norm", variant, "triton", *of, **changed)
 
 
 @pytest.mark.sample(1)
@@ -31,25 +29,24 @@ inputs = partial(variants.inputs, device=DEVICE)
 )
 @pytest.mark.parametrize("variant", ["weight_before_cast", "cast_before_weight_and_bias"])
 def test_wide_rows(variant, columns, dtype):
-    assert_matches(*pair(variant, columns), inputs(variant, (3, columns), dtype))
+    call(variant, ((3, columns), 1), dtype).matches()
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", GROUPED)
 def test_groups_of_strided_input(variant):
-    x, *parameters = inputs(variant, (2, 5, 3, 16), torch.float32, groups=True)
-    ours, upstream = pair(variant, 16)
-    turned = [lambda *given, f=f: f(*given).transpose(1, 2) for f in (ours, upstream)]
-    for made in (x[:, ::2], x.transpose(0, 1).contiguous().transpose(0, 1)):
-        assert_matches(*turned, [made, *parameters])
-    apart = torch.randn(2, 3, 5, 16, device=DEVICE).transpose(1, 2)  # groups that are no neighbours
-    assert_matches(*turned, [apart, *parameters])
+    for laid in (
+        lambda x: x[:, ::2],
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),  # groups that are no neighbours
+    ):
+        made = call(variant, ((2, 5, 3, 16), 2), hidden_states=laid)
+        made.matches(of=lambda y: y.transpose(1, 2))
 
 
 def test_rows_far_from_zero_keep_their_variance():
-    variant = "weight_before_cast"
-    x, weight = inputs(variant, (5, 64), torch.float32)
-    assert_matches(*pair(variant, 64), [x + 300.0, weight], tolerance=1e-4)
+    far = call("weight_before_cast", ((5, 64), 1), hidden_states=lambda x: x + 300.0)
+    far.matches(tolerance=1e-4)
 
 
 WEIGHTED = {"hidden_states": torch.randn(2, 8), "weight": torch.rand(8), "bias": torch.rand(8), "eps": EPS}
@@ -98,7 +95,7 @@ def test_refuses_where_upstreams_operator_does_otherwise():
 
 
 def test_small_calls_are_left_to_torchs_operator():
-    x, *_ = inputs("unweighted", (3, 8), torch.float32)
+    (x,) = call("unweighted", ((3, 8), 1)).tensors
     assert "torch's operator costs the host less" in kernels.loses(None, x)
     assert kernels.loses(None, torch.empty(kernels.SMALLEST, device="meta")) is None
     for variant, large in (

@@ -18,8 +18,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from tests.kernels import patched_qwen3
 from tests.kernels.patched_qwen3 import batch as batch
 from tests.kernels.patched_qwen3 import tiny_config as tiny_config
 from tests.patches.idioms.applied import spliced
@@ -65,15 +67,35 @@ def load(folder: Path, upstream: str = QWEN3) -> ModuleType:
 
 def twins(module: ModuleType, kind: str, config: object) -> Models:
     """Return an upstream model of the class ``kind`` and its routed twin, equal weights, in training mode."""
-    upstream = getattr(importlib.import_module(module.__name__.removesuffix("_routed")), kind)(config).train()
-    routed = getattr(module, kind)(config).train()
-    routed.load_state_dict(upstream.state_dict())
-    return upstream, routed
+    upstream = importlib.import_module(module.__name__.removesuffix("_routed"))
+    return tuple(patched_qwen3.twins(upstream, module, kind, config))
 
 
 def pair(module: ModuleType, **changes: object) -> Models:
     """Return the twins of a tiny Qwen3."""
     return twins(module, "Qwen3ForCausalLM", tiny_config(**changes))
+
+
+def of_experts(folder: Path) -> Models:
+    """Return the twins of a tiny Qwen3 of experts."""
+    module = load(folder, "transformers.models.qwen3_moe.modeling_qwen3_moe")
+    config = module.Qwen3MoeConfig(
+        vocab_size=61, hidden_size=32, head_dim=8, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        num_experts=4, moe_intermediate_size=16, num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[],
+    )  # fmt: skip
+    return twins(module, "Qwen3MoeForCausalLM", config)
+
+
+def own_loss(logits: torch.Tensor, labels: Any, vocab_size: int, **kwargs: Any) -> torch.Tensor:
+    """A loss that only the model's author knows."""
+    return logits.sum()
+
+
+class Watching(TorchFunctionMode):
+    """A user's mode that might change what functions of torch return."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 class Decoder(nn.Module):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers.models.qwen3 import modeling_qwen3
 
 import veomni_hook
+from tests.kernels.linear_cross_entropy.routed import Watching
 from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy import actor_head
 from veomni_hook.kernels.linear_cross_entropy.actor_head import log_probs
@@ -31,13 +31,6 @@ class Rows:
         every = ((hidden @ weight.t()) / temperature).float().log_softmax(-1)
         entropy = -(every.exp() * every).sum(-1)
         return every.gather(-1, tokens[..., None])[..., 0], entropy.to(hidden.dtype)
-
-
-class Watching(TorchFunctionMode):
-    """A user's mode that might change what functions of torch return."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
 
 
 class Actor(nn.Module):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.kernels.dispatched import Operators
 from tests.kernels.linear_cross_entropy.objectives import ROWS
 from tests.kernels.linear_cross_entropy.test_backends import DEVICE, backend_of, matches
 from veomni_hook.kernels.linear_cross_entropy import chunks
@@ -39,34 +39,27 @@ def test_vocabularies_that_are_copied_as_a_whole_or_in_their_last_rows(backend, 
         matches(backend, given, target)
 
 
-class Widths(TorchDispatchMode):
-    """The widths of all products, and the distance of rows of their operands."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[int] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
-            a, b = [each for each in args if isinstance(each, torch.Tensor)][-2:]
-            self.found += [*a.shape[1:], *b.shape, *(max(each.stride()) for each in (a, b))]
-        return function(*args, **kwargs)
-
-
 @pytest.mark.parametrize("in_float32", [False, True])
 @pytest.mark.parametrize("vocab", [55, 131, 1003])
 def test_every_product_is_of_widths_that_suit_cublas(vocab: int, in_float32: bool) -> None:
     (x, weight, bias), _ = operands(torch.bfloat16, vocab, 16)
     total = torch.float32 if in_float32 else torch.bfloat16
     for added in (None, bias):
-        with Widths() as widths:
+        widths: list[int] = []
+
+        def note(operator: Any, operands: Any, _: Any, widths: list[int] = widths) -> None:
+            """The widths of all products, and the distance of rows of their operands."""
+            if operator.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+                a, b = [each for each in operands if isinstance(each, torch.Tensor)][-2:]
+                widths += [*a.shape[1:], *b.shape, *(max(each.stride()) for each in (a, b))]
+
+        with Operators(note):
             head = Head.of(weight, added)
             sums = chunks.Sums(x[:8], head, Needed(True, True, False), (total, torch.bfloat16))
             for chunk in chunks.chunks(x[:8], head, 4):
                 sums.add(chunk)
-        assert len(widths.found) >= 2 * 3 * 5
-        odd = [width for width in widths.found if width % 8 and width != 4]  # the rows of a chunk
+        assert len(widths) >= 2 * 3 * 5
+        odd = [width for width in widths if width % 8 and width != 4]  # the rows of a chunk
         assert not odd, odd
 
 

@@ -115,11 +115,8 @@ def test_refuses(reason):
 
 
 def test_refuses_under_hooks_for_all_modules():
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    try:
+    with nn.modules.module.register_module_forward_hook(lambda *_: None):
         assert "global hook" in refuses(nn.Linear(8, 5))
-    finally:
-        handle.remove()
     assert refuses(nn.Linear(8, 5)) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
+from tests.kernels.linear_cross_entropy.routed import batch, own_loss, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.options import active, loss_options
@@ -144,10 +144,6 @@ def test_what_to_do_about_what_was_not_requested(patched):
         model(**batch())
     with pytest.raises(KernelError, match=r"no accuracy: it was not[^$]*fix: +pass predictions=True$"):
         _ = report.accuracy
-
-
-def own_loss(logits, labels, vocab_size, **kwargs):
-    return logits.sum()
 
 
 @pytest.mark.parametrize("option", ["label_smoothing", "z_loss", "loss_weights"])

@@ -3,8 +3,6 @@ import dataclasses
 import gc
 import inspect
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -25,6 +23,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels.linear_cross_entropy.routed import as_library, batch, held_logits, pair, with_decoder
 from tests.kernels.matching import close
+from tests.processes import outputs, started
 from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits, UnreadLogits, logits_are_read
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
@@ -356,8 +355,8 @@ def test_a_pickled_output_loads_without_this_package(made, tmp_path):
         f"output = pickle.load(open({str(path)!r}, 'rb'))\n"
         "print(type(output).__module__, tuple(output.logits.shape))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/")
-    assert done.stdout.split()[0] == "transformers.modeling_outputs"
+    printed, _ = outputs(started("-c", script, cwd=tmp_path))
+    assert printed.split()[0] == "transformers.modeling_outputs"
 
 
 #: Versions show the first alone.

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 from torch.utils import _pytree
 
-from tests.kernels.linear_cross_entropy.routed import batch, load, pair, tiny_config, twins
-from tests.kernels.linear_cross_entropy.test_token_outputs import of_logits, own_loss, predicted
+from tests.kernels.linear_cross_entropy.routed import batch, load, of_experts, own_loss, pair, twins
+from tests.kernels.linear_cross_entropy.test_token_outputs import of_logits, predicted
 from tests.kernels.matching import close, grads_of
 from veomni_hook import Teacher, linear_cross_entropy, token_log_probs
 from veomni_hook.errors import KernelError
@@ -181,17 +181,7 @@ class TestOutputs:
 
 
 def test_a_loss_of_experts_is_not_there_either(tmp_path_factory):
-    from transformers import Qwen3MoeConfig
-
-    module = load(tmp_path_factory.mktemp("moe"), "transformers.models.qwen3_moe.modeling_qwen3_moe")
-    sizes = {
-        k: v for k, v in tiny_config().to_dict().items() if k in ("vocab_size", "hidden_size", "head_dim")
-    }
-    config = Qwen3MoeConfig(
-        **sizes, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, num_experts=4,
-        moe_intermediate_size=16, num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[],
-    )  # fmt: skip
-    models = twins(module, "Qwen3MoeForCausalLM", config)
+    models = of_experts(tmp_path_factory.mktemp("moe"))
     inputs = batch()
     expected = of_logits(models[0](inputs["input_ids"]).logits, predicted(inputs["labels"]))
     output = models[1](**inputs, return_log_probs=True, output_router_logits=True)

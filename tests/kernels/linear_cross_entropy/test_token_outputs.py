@@ -20,12 +20,14 @@ from tests.kernels.linear_cross_entropy.routed import (
     batch,
     held_logits,
     load,
+    of_experts,
+    own_loss,
     pair,
-    tiny_config,
     twins,
     with_decoder,
 )
-from tests.kernels.matching import assert_matches, close, grads_of
+from tests.kernels.linear_cross_entropy.test_backends import backend_of
+from tests.kernels.matching import DEVICE, assert_matches, close, grads_of
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import losses, reference, token_outputs
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
@@ -326,10 +328,6 @@ def test_logits_are_the_models_own_at_any_temperature(patched):
     close(output.logits, logits, 1e-5)
 
 
-def own_loss(logits, labels, vocab_size, **kwargs):
-    return logits.sum()
-
-
 def test_what_only_upstream_can_compute_is_an_error(patched):
     _, model = pair(patched)
     model.loss_function = own_loss
@@ -421,15 +419,7 @@ def test_compiled_code_that_cannot_have_the_fields(patched):
 
 
 def test_an_output_of_experts(tmp_path_factory):
-    from transformers import Qwen3MoeConfig
-
-    module = load(tmp_path_factory.mktemp("moe"), "transformers.models.qwen3_moe.modeling_qwen3_moe")
-    config = Qwen3MoeConfig(
-        **{k: v for k, v in tiny_config().to_dict().items() if k in ("vocab_size", "hidden_size", "head_dim")},
-        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, num_experts=4, moe_intermediate_size=16,
-        num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[],
-    )  # fmt: skip
-    upstream, model = twins(module, "Qwen3MoeForCausalLM", config)
+    upstream, model = of_experts(tmp_path_factory.mktemp("moe"))
     inputs = {**batch(), "output_router_logits": True, "use_cache": False}
     reference = upstream(**inputs)
     expected = of_logits(reference.logits, predicted(inputs["labels"]))
@@ -508,21 +498,10 @@ def test_every_objective_has_its_loss(name):
 
 
 @pytest.mark.parametrize("name", ["plain", "all"])
-def test_by_triton(name, monkeypatch):
-    pytest.importorskip("triton")
-    from veomni_hook.kernels.linear_cross_entropy import triton as kernels
-
-    for constant, value in {
-        "CHUNK_ROWS": 1,
-        "LEAST_ROWS": 1,
-        "CHUNK_BYTES": 1,
-        "TILE": 8,
-        "BLOCK": 128,
-    }.items():
-        monkeypatch.setattr(kernels, constant, value)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    given, target = operands(torch.float32, device)
-    objective = OBJECTIVES[name](device)
+def test_by_triton(name, request):
+    kernels = backend_of("triton", request)
+    given, target = operands(torch.float32, DEVICE)
+    objective = OBJECTIVES[name](DEVICE)
     sides = [packed_by(module, target, objective) for module in (kernels, reference)]
     assert_matches(*sides, given, tolerance=1e-5)
 

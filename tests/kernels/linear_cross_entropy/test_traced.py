@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-import torch._dynamo.testing
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels import patched_qwen3
+from tests.kernels.dispatched import compiled, targets
 from tests.kernels.linear_cross_entropy.routed import held_logits
 from tests.kernels.matching import DEVICE, close, grads_of
 from tests.kernels.patched_qwen3 import pair
@@ -40,17 +40,6 @@ def batch(rows=1, length=6, seed=0):
     return {name: each.to(DEVICE) for name, each in patched_qwen3.batch(rows, length).items()}
 
 
-def compiled(function, backend="aot_eager", **options):
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
-    return torch.compile(function, fullgraph=True, backend=counter, **options), counter
-
-
-def operators(counter):
-    """What the traced graphs call, with those inside of autograd functions."""
-    modules = [each for graph in counter.graphs for each in graph.modules() if hasattr(each, "graph")]
-    return {str(node.target) for module in modules for node in module.graph.nodes}
-
-
 def stepped(model, run, inputs, **more):
     model.zero_grad()
     out = run(**inputs, use_cache=False, **more)
@@ -78,7 +67,7 @@ def test_one_graph_with_upstreams_loss_and_gradients(models, backend, compiler):
         found = stepped(model, run, inputs)
         assert_equal(found, stepped(upstream, upstream, inputs))
     assert counter.frame_count == 1
-    assert any(OP in target for target in operators(counter)) == (backend == "triton")
+    assert any(OP in target for target in targets(counter)) == (backend == "triton")
 
 
 @pytest.mark.slow
@@ -88,7 +77,7 @@ def test_auto_takes_the_kernel_where_it_beats_inductor(models):
     _, model = models
     run, counter = compiled(model)
     stepped(model, run, batch())
-    assert any(OP in target for target in operators(counter))
+    assert any(OP in target for target in targets(counter))
 
 
 @pytest.mark.slow
@@ -110,7 +99,7 @@ def test_keywords_of_the_loss(models):
     inputs = batch(2, 6)
     more = {"num_items_in_batch": torch.tensor(5), "shift_labels": inputs["labels"].roll(-1, 1).contiguous()}
     assert_equal(stepped(model, run, inputs, **more), stepped(upstream, upstream, inputs, **more))
-    assert "cross_entropy" not in str(operators(counter))
+    assert "cross_entropy" not in str(targets(counter))
 
 
 class TestLogits:

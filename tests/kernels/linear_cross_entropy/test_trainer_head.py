@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 import veomni_hook
+from tests.kernels.linear_cross_entropy.routed import Watching
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.trainer_head import compacts, log_probs, told
 
@@ -187,13 +187,6 @@ def test_another_form_of_the_function_is_left_alone():
         log_probs(model, function, *given, *changed(outputs=("log_probs",)))
         ((said, _),) = told(model).items()
         assert "not those that this release" in said
-
-
-class Watching(TorchFunctionMode):
-    """A user's mode that might change what functions of torch return."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_mode_that_intercepts_functions_sees_those_of_the_function():

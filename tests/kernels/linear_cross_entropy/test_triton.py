@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.linear_cross_entropy.objectives import VOCAB, loss_of, operands, tokens_of
+from tests.kernels.linear_cross_entropy.test_backends import OF_TRITON
 from tests.kernels.matching import DEVICE, gradients
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy import torch as torch_kernels
@@ -19,11 +20,8 @@ from veomni_hook.kernels.linear_cross_entropy import triton as kernels
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Several chunks, and several blocks a row, at sizes that the interpreter can do."""
-    monkeypatch.setattr(kernels, "CHUNK_ROWS", 1)
-    monkeypatch.setattr(kernels, "LEAST_ROWS", 1)
-    monkeypatch.setattr(kernels, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(kernels, "TILE", 8)
-    monkeypatch.setattr(kernels, "BLOCK", 128)
+    for constant, value in OF_TRITON.items():
+        monkeypatch.setattr(kernels, constant, value)
 
 
 def test_a_target_that_does_not_exist_makes_the_loss_nan():

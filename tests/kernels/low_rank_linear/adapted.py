@@ -1,36 +1,13 @@
 """PEFT's layers in the form that idioms route, beside the installed ones, and layers of both kinds."""
 
 import copy
-import importlib.metadata
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
 
 import torch
 from peft import LoraConfig
 from torch import nn
 
 from tests.kernels.matching import grads_of
-from veomni_hook.patches.engine import Origin, patch_source
-
-UPSTREAM = "peft.tuners.lora.layer"
-NAME = f"{UPSTREAM}_with_slots"
-
-
-def load(folder):
-    """Return the patched form of PEFT's module, whose source is written below ``folder``."""
-    if NAME in sys.modules:
-        return sys.modules[NAME]
-    found = importlib.util.find_spec(UPSTREAM)
-    origin = Origin(UPSTREAM, found.origin, "peft", importlib.metadata.version("peft"))
-    patched = patch_source(Path(found.origin).read_text(encoding="utf-8"), [], origin, idioms=True)
-    path = Path(folder, "layer.py")
-    path.write_text(patched.text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(NAME, path)
-    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def layer_of(home, base, dtype=None, *, names=("default",), rank=4, **options):

@@ -1,5 +1,6 @@
 import pytest
 
+from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 
@@ -11,6 +12,4 @@ def chosen():
 @pytest.fixture(scope="session")
 def patched(tmp_path_factory):
     """PEFT's layers with the routed forward, under a name of their own."""
-    from tests.kernels.low_rank_linear.adapted import load
-
-    return load(tmp_path_factory.mktemp("patched"))
+    return load(tmp_path_factory.mktemp("patched"), "peft.tuners.lora.layer", "peft")

@@ -21,10 +21,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.adopt.small import IDS, make
+from tests.kernels.dispatched import Operators
 from tests.processes import join, leave
 
 import veomni_hook
@@ -73,23 +73,6 @@ def compared(model):
     }
 
 
-class OfShapes(TorchDispatchMode):
-    """Notes the operators whose result is new memory and has one of some shapes, dimensions of 1 aside."""
-
-    def __init__(self, shapes):
-        super().__init__()
-        self.shapes, self.found = shapes, set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        known = {each.untyped_storage().data_ptr() for each in tensors_of(args)}
-        for each in tensors_of(result):
-            shape = tuple(size for size in each.shape if size > 1)
-            if shape in self.shapes and each.untyped_storage().data_ptr() not in known:
-                self.found.add(f"{func.overloadpacket.__name__} {[*shape]}")
-        return result
-
-
 def tensors_of(tree):
     return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
@@ -108,10 +91,20 @@ def made_for_frozen(family, choice, trained="nothing"):
             each.requires_grad_(name.endswith(trained))
             shapes |= {(*each.shape,), (*each.shape[::-1],), (*each.shape[-2:],)}
     set_choice(choice)
-    with OfShapes(shapes) as mode:
+    found = set()
+
+    def note(operator, operands, result):
+        """Where the result is new memory and has one of the shapes, dimensions of 1 aside."""
+        known = {each.untyped_storage().data_ptr() for each in tensors_of(operands)}
+        for each in tensors_of(result):
+            shape = tuple(size for size in each.shape if size > 1)
+            if shape in shapes and each.untyped_storage().data_ptr() not in known:
+                found.add(f"{operator.overloadpacket.__name__} {[*shape]}")
+
+    with Operators(note):
         model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
     rows = [row for row in veomni_hook.explain(model).rows if row.called and row.backend == choice]
-    return {"made": sorted(mode.found), "ran": sorted({row.op for row in rows})}
+    return {"made": sorted(found), "ran": sorted({row.op for row in rows})}
 
 
 def merged_and_disabled():

@@ -1,9 +1,6 @@
 """Adapters of a whole model under the hook: PEFT's own, in wrappers, on two ranks, saved and loaded."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,34 +8,16 @@ import pytest
 
 pytest.importorskip("peft")
 
-from tests.processes import ROOT, two_ranks
+from tests.processes import facts as facts_of
+from tests.processes import started, two_ranks
 
 SCRIPT = Path(__file__).with_name("facts_of_models.py")
 CLOSE = {"difference": pytest.approx(0, abs=2e-6), "gradients": 28, "ran": ["torch: chosen"]}
 ROUNDED = {**CLOSE, "difference": pytest.approx(0, abs=3e-2)}
 
 
-def started(cache, *arguments, **variables):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(cache),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def facts_of(process):
-    try:
-        out, errors = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors
-    return json.loads(out.splitlines()[-1])
+def told(cache, *arguments):
+    return facts_of(started(SCRIPT, *arguments, cache=cache))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +27,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(cache):
-    return facts_of(started(cache))
+    return told(cache)
 
 
 @pytest.mark.sample(1)
@@ -116,14 +95,14 @@ def test_saved_adapters_are_pefts(facts):
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 @pytest.mark.parametrize("kind", ["4bit", "8bit"])
 def test_quantised_layers_run_themselves_and_the_term_is_added(cache, kind):
-    facts = facts_of(started(cache, kind))
+    facts = told(cache, kind)
     assert facts["plain"] == {**ROUNDED, "difference": pytest.approx(0, abs=6e-2)}
     assert facts["prepared"] == {**ROUNDED, "difference": pytest.approx(0, abs=6e-2)}
 
 
 @pytest.mark.slow
 def test_a_model_of_modules_imported_before_the_hook_is_adopted(cache):
-    facts = facts_of(started(cache, "late"))
+    facts = told(cache, "late")
     assert "Linear" in facts.pop("names") and facts.pop("isinstance")
     assert facts == CLOSE
 

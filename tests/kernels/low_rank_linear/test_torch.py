@@ -3,12 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("peft")
 
+from tests.kernels.dispatched import Operators
 from tests.kernels.low_rank_linear.adapted import base_of, pair, results
 from tests.kernels.matching import close
 from veomni_hook.kernels.low_rank_linear import products
@@ -262,20 +262,7 @@ def test_nothing_is_computed_for_frozen_weights(patched):
     assert counter.get_total_flops() == 2 * wide + thin * (inner + outer) + thin * 2 * (inner + outer)
 
 
-class _New(TorchDispatchMode):
-    """Counts the operators whose result has the size of the layer's input or result, by name."""
-
-    def __init__(self, sizes):
-        super().__init__()
-        self.sizes, self.found = sizes, []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        views = ("view", "t", "reshape", "detach", "_unsafe_view", "alias", "transpose", "as_strided")
-        name = func.overloadpacket.__name__
-        if isinstance(result, torch.Tensor) and result.numel() in self.sizes and name not in views:
-            self.found.append(name)
-        return result
+VIEWS = ("view", "t", "reshape", "detach", "_unsafe_view", "alias", "transpose", "as_strided")
 
 
 def test_nothing_of_the_results_size_is_made_but_the_result(patched):
@@ -283,12 +270,17 @@ def test_nothing_of_the_results_size_is_made_but_the_result(patched):
     theirs, ours = pair(patched, base_of())
     made = []
     for layer in (theirs, ours):
-        with _New({7 * 24, 7 * 40}) as mode:
-            x = inputs((7, 24), F32)
-            mode.found.clear()
-            y = layer(x.requires_grad_())
-            y.backward(torch.ones(7, 40))
-        made.append([name for name in mode.found if name not in ("randn", "ones")])
+        names = []
+
+        def note(operator, _, result, names=names):
+            # Of the size of the layer's input or result.
+            if isinstance(result, torch.Tensor) and result.numel() in (7 * 24, 7 * 40):
+                names.append(operator.overloadpacket.__name__)
+
+        x = inputs((7, 24), F32).requires_grad_()
+        with Operators(note):
+            layer(x).backward(torch.ones(7, 40))
+        made.append([name for name in names if name not in (*VIEWS, "ones")])
     assert len(made[0]) >= 8
     assert made[1] == ["addmm", "addmm_", "mm", "addmm_"]
 

@@ -1,9 +1,7 @@
 """Where Gluon's kernels are chosen, and whether they compile for Hopper; test_gluon_on_gpu.py runs them."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +13,7 @@ if torch.cuda.is_available():
 
 import triton
 
+from tests.processes import outputs, started
 from veomni_hook.kernels.moe_experts import (
     device,
     gluon_choice,
@@ -27,7 +26,6 @@ from veomni_hook.kernels.moe_experts.triton_products import Expert, Low
 from veomni_hook.kernels.moe_experts.triton_routing import route
 from veomni_hook.kernels.moe_experts.triton_tiles import Tile
 
-ROOT = Path(__file__).resolve().parents[3]
 EXPERTS, TOKENS, HIDDEN, INNER = 2, 8, 64, 128
 BF16 = torch.bfloat16
 
@@ -201,7 +199,7 @@ def test_who_computes_gradients_of_gate_and_up(launched):
 @pytest.mark.slow
 def test_gluon_is_not_imported_before_it_is_used():
     code = "import sys, veomni_hook.kernels.moe_experts.triton; assert 'triton.experimental.gluon' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)
+    outputs(started("-c", code))
 
 
 @pytest.mark.slow
@@ -210,12 +208,8 @@ def test_gluon_is_not_imported_before_it_is_used():
 @pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.slow)])
 def test_kernels_compile_and_fit(which):
     """Without a loop's spills: a tile's epilogue may keep a dozen registers elsewhere."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.moe_experts.gluon_compiled", which],
-        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    printed, _ = outputs(started("-m", "tests.kernels.moe_experts.gluon_compiled", which))
+    kernels = [json.loads(line) for line in printed.splitlines()]
     assert {each["name"] for each in kernels} == {"weight_gradient", "gate_up_backward"}
     assert max(each["shared"] for each in kernels) <= gluon_choice.SHARED_MEMORY
     assert all(each["wgmma"] for each in kernels)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import torch._dynamo.testing
 from transformers import Qwen3MoeConfig
 
+from tests.kernels.dispatched import compiled, targets
 from tests.kernels.matching import DEVICE, close
 from veomni_hook.kernels.moe_experts import provenance
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -37,16 +37,6 @@ def stepped(block, run, tokens):
     result = run(x)
     result.square().sum().backward()
     return [result.detach(), x.grad, *(each.grad for each in block.parameters())]
-
-
-def compiled(block, backend="aot_eager", fullgraph=True):
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
-    return torch.compile(block, fullgraph=fullgraph, backend=counter), counter
-
-
-def targets(counter):
-    modules = [each for graph in counter.graphs for each in graph.modules() if hasattr(each, "graph")]
-    return {str(node.target) for module in modules for node in module.graph.nodes}
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -1,12 +1,13 @@
 """What is the triton backend's own: interpreted on a CPU, compiled on a GPU; `test_backends` has the rest."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.kernels.dispatched import Operators
 from tests.kernels.moe_experts.backends import BACKENDS, DEVICE, LAYOUTS, SOME_LAYOUTS
 from tests.kernels.moe_experts.formulas import CASES, EXPERTS, HIDDEN, INNER, LIMIT
 from veomni_hook.kernels.moe_experts import forms
@@ -160,13 +161,6 @@ def test_operators(name, dtype, monkeypatch):
         torch.library.opcheck(operators.moe_experts_triton_backward.default, call)
 
 
-class Watch(TorchDispatchMode):
-    """Sees operators and lets them be."""
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        return operator(*args, **(kwargs or {}))
-
-
 def test_what_is_kept_is_written_over_only_where_nobody_watches():
     tensors, rest = forms.taken_apart([*operands_of("gated"), *CASES["gated"].rest])
     form, needed = forms.form_of("gated", tensors, rest), ours.Needed(*[True] * 3, False, True, False)
@@ -174,10 +168,7 @@ def test_what_is_kept_is_written_over_only_where_nobody_watches():
         _, kept = ours._BACKEND.forward(tensors, NO_ADAPTERS, form, keep=True)
         before, grad = kept[0].clone(), torch.randn_like(tensors[0])
         rows = int(kept[1].shape[0] and (tensors.top_k_index < EXPERTS).sum())
-        if watched:
-            with Watch():
-                ours._BACKEND.backward(grad, tensors, NO_ADAPTERS, kept, form, needed)
-        else:
+        with Operators() if watched else nullcontext():
             ours._BACKEND.backward(grad, tensors, NO_ADAPTERS, kept, form, needed)
         assert torch.equal(kept[0][:rows], before[:rows]) is watched
 

@@ -8,6 +8,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.dispatched import without_waits
 from tests.kernels.matching import DEVICE, assert_matches, close, gradients
 from veomni_hook.kernels.moe_router import given, reference
 from veomni_hook.kernels.moe_router import torch as plain
@@ -433,11 +434,8 @@ def test_nothing_as_large_as_the_logits_is_kept():
 @pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU can tell")
 def test_nothing_waits_for_the_device(module, kind):
     logits, bias = apart(8, torch.float32)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waits():
         call(module, kind, bias, 2)(logits.requires_grad_())[0].sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 #: The formulas at given experts, called with ``indices`` last as well.

@@ -1,12 +1,10 @@
 """Routers in patched models: upstream's loss and gradients."""
 
-import importlib
-
 import pytest
 
 from tests.kernels import patched_qwen3
-from tests.kernels.matching import DEVICE, close, grads_of
-from tests.kernels.patched_qwen3 import batch, load
+from tests.kernels.matching import DEVICE
+from tests.kernels.patched_qwen3 import assert_equal_steps, batch, config_of, trained, twins
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.tools.report.explanation import explain
 
@@ -31,30 +29,19 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def run(model, inputs):
-    loss = model(**inputs, use_cache=False).loss
-    loss.backward()
-    return loss.detach(), grads_of(model)
-
-
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_models_train_as_upstream(family, backend, anywhere, tmp_path_factory):
+def test_models_train_as_upstream(family, backend, anywhere, modules):
     config, kind, sizes, variant = FAMILIES[family]
-    home = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    patched = load(tmp_path_factory.mktemp(family), home.__name__)
-    of_family = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
-    made = getattr(of_family, config)(**sizes)
-    upstream, model = (getattr(each, kind)(made).train().to(DEVICE) for each in (home, patched))
+    upstream, model = twins(*modules(family), kind, config_of(family, config, **sizes))
     for name, parameter in upstream.named_parameters():
         if name.endswith("gate.weight"):
             parameter.data.normal_()  # apart
     model.load_state_dict(upstream.state_dict())
+    upstream, model = upstream.to(DEVICE), model.to(DEVICE)
     inputs = {name: each.to(DEVICE) for name, each in batch().items()}
     set_choice(f"eager, moe_router={backend}")
-    loss, gradients = run(model, inputs)
+    found = trained(model, inputs)
     rows = [row for row in explain(model).rows if row.op == "moe_router" and row.called]
     assert rows and all(row.backend == backend and row.variant == variant for row in rows)
-    expected, truths = run(upstream, inputs)
-    close(loss, expected, 1e-5)
-    close(gradients, truths, 1e-4)
+    assert_equal_steps(found, trained(upstream, inputs))

@@ -12,6 +12,7 @@ EPS = 1e-3
 SIZES = [
     ((3, 5, 8), 2), ((3, 5, 7), 1), ((3, 5, 7), 0), ((2, 0, 8), 2), ((1, 3), 1), ((129, 33), 2), ((2, 3, 4, 128), 0),
 ]  # fmt: skip
+GPU = [((64, columns), parameters) for columns in (128, 1152, 4096, 12288) for parameters in (2, 1, 0)]
 ONE_DTYPE = {("dtypes", "triton"): "a rule refuses all others"}
 
 
@@ -40,6 +41,7 @@ CASES = {
         partial(operands, ["hidden_states"]),
         SIZES,
         batch=((64, 130), 2),
+        gpu=GPU,
         deep=((2, 3, 4, 6), 2),
         call=partial(called, 1),
         rule=partial(called, 1),

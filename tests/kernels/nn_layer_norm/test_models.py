@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
 from torch import nn
 from transformers import Starcoder2Config
 from transformers.models.starcoder2 import modeling_starcoder2 as upstream
 
+from tests.kernels.dispatched import compiled, targets
 from tests.kernels.matching import DEVICE, close
-from tests.kernels.patched_qwen3 import batch, load
+from tests.kernels.patched_qwen3 import batch, trained, twins
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.tools.report.explanation import explain
 
@@ -25,9 +25,9 @@ BY_NAME = "nn_layer_norm=triton,add_layer_norm=triton"
 OPS = ("nn_layer_norm", "add_layer_norm")
 
 
-@pytest.fixture(scope="module")
-def patched(tmp_path_factory) -> ModuleType:
-    return load(tmp_path_factory.mktemp("starcoder2"), upstream.__name__)
+@pytest.fixture
+def patched(modules) -> ModuleType:
+    return modules("starcoder2")[1]
 
 
 def pair(patched: ModuleType, layers: int = 2) -> list[Any]:
@@ -38,22 +38,13 @@ def pair(patched: ModuleType, layers: int = 2) -> list[Any]:
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    theirs = upstream.Starcoder2ForCausalLM(config).train()
+    theirs, ours = twins(upstream, patched, "Starcoder2ForCausalLM", config)
     for module in theirs.modules():
         if isinstance(module, nn.LayerNorm):
             nn.init.normal_(module.weight, 1.0, 0.3)
             nn.init.normal_(module.bias, 0.0, 0.3)
-    ours = patched.Starcoder2ForCausalLM(config).train()
     ours.load_state_dict(theirs.state_dict())
     return [theirs.to(DEVICE), ours.to(DEVICE)]
-
-
-def trained(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The loss of a step, and every gradient."""
-    model.zero_grad()
-    loss = model(**inputs, use_cache=False).loss
-    loss.backward()
-    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
 def outcomes(model: Any) -> dict[tuple[str, str], tuple[str, str]]:
@@ -102,13 +93,11 @@ def test_compiled_without_a_break(patched, choice):
     theirs, ours = pair(patched, layers=1)
     inputs = {name: each.to(DEVICE) for name, each in batch(1, 6).items()}
     set_choice(choice)
-    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(ours, fullgraph=True, backend=backend)
+    run, counter = compiled(ours)
     for _ in range(2):
-        step = trained(compiled, inputs)
-    assert backend.frame_count == 1
-    modules = [each for graph in backend.graphs for each in graph.modules() if hasattr(each, "graph")]
-    targets = {str(node.target) for each in modules for node in each.graph.nodes}
-    found = {name for name in ("layer_norm", "add_layer_norm") if f"veomni_hook.{name}.default" in targets}
+        step = trained(run, inputs)
+    assert counter.frame_count == 1
+    names = ("layer_norm", "add_layer_norm")
+    found = {name for name in names if f"veomni_hook.{name}.default" in targets(counter)}
     assert found == ({"layer_norm", "add_layer_norm"} if choice == BY_NAME else set())
     close(step, trained(theirs, inputs), 1e-4)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
-from torch import nn
 
+from tests.kernels.dispatched import compiled, targets
 from tests.kernels.matching import DEVICE, close
-from tests.kernels.patched_qwen3 import load
+from tests.kernels.patched_qwen3 import config_of, twins
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.tools.report.explanation import explain
 
@@ -46,28 +43,13 @@ PATCHES = [family for family, made in FAMILIES.items() if made[3]]
 ROWS = {"glm4v": 2}
 
 
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory) -> Any:
-    def find(family: str) -> tuple[ModuleType, ModuleType]:
-        home = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-        return home, load(tmp_path_factory.mktemp(family), home.__name__)
-
-    return find
-
-
 def pair(modules: Any, family: str, dtype: torch.dtype = torch.float32) -> list[Any]:
     """Upstream's model and the patched one with equal weights."""
     config, kind, sizes, _ = FAMILIES[family]
-    made = getattr(importlib.import_module(f"transformers.models.{family}.configuration_{family}"), config)(
-        **sizes
-    )
+    made = config_of(family, config, **sizes)
     made._attn_implementation = "eager"
     torch.manual_seed(0)
-    theirs, ours = (getattr(each, kind)(made).train() for each in modules(family))
-    for parameter in theirs.parameters():
-        nn.init.normal_(parameter, 0.0, 0.2)
-    ours.load_state_dict(theirs.state_dict())
-    return [each.to(DEVICE, dtype) for each in (theirs, ours)]
+    return [each.to(DEVICE, dtype) for each in twins(*modules(family), kind, made, std=0.2)]
 
 
 def batch(family: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -163,17 +145,13 @@ def test_compiled_without_a_break(modules, choice):
     theirs, ours = (each.patch_embed for each in pair(modules, "qwen3_vl"))
     set_choice(choice)
     torch.compiler.reset()
-    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(ours, fullgraph=True, backend=backend)
+    run, counter = compiled(ours)
     for _ in range(2):
         pixels = batch("qwen3_vl")["hidden_states"]
-        found, truth = compiled(pixels), theirs(pixels)
-    assert backend.frame_count == 1
+        found, truth = run(pixels), theirs(pixels)
+    assert counter.frame_count == 1
     close(found, truth, 1e-5)
-    modules_in_graphs = [
-        each for graph in backend.graphs for each in graph.modules() if hasattr(each, "graph")
-    ]
-    targets = " ".join(str(node.target) for each in modules_in_graphs for node in each.graph.nodes)
+    called = " ".join(targets(counter))
     # Inductor would call the library's convolution, which is slower: `auto` takes the product.
-    assert ("conv3d" in targets) == (choice == f"{OP}=eager"), targets
-    assert ("linear" in targets) == (choice != f"{OP}=eager"), targets
+    assert ("conv3d" in called) == (choice == f"{OP}=eager"), called
+    assert ("linear" in called) == (choice != f"{OP}=eager"), called

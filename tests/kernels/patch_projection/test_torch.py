@@ -8,21 +8,22 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kernels.contract import call_of
 from tests.kernels.dispatched import Operators
-from tests.kernels.matching import assert_matches
-from tests.kernels.patch_projection.convolutions import CASES, CHANNELS_LAST, DEVICE, inputs, of_tensors
+from tests.kernels.matching import DEVICE, assert_matches
+from tests.kernels.patch_projection.cases import CONVOLUTIONS
 from veomni_hook.kernels.patch_projection import reference, rules
 from veomni_hook.kernels.patch_projection import torch as kernels
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 def upstream(x, convolution):
     return convolution(x)
 
 
-def pair(name, kernel=kernels.disjoint_blocks):
-    return [of_tensors(each, CASES[name]) for each in (kernel, upstream)]
+def made(name, *dtypes):
+    """The kernel and the call of the module, as functions of tensors, and these."""
+    call = call_of("patch_projection", "disjoint_blocks", "torch", name, *dtypes)
+    return [call.ours, call.by(upstream)], call.tensors
 
 
 def strides(tensor):
@@ -30,9 +31,10 @@ def strides(tensor):
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_the_reference_equals_it(name):
-    assert_matches(*pair(name, reference.disjoint_blocks), inputs(CASES[name], torch.float32))
+    call = call_of("patch_projection", "disjoint_blocks", "torch", name)
+    assert_matches(call.theirs, call.by(upstream), call.tensors)
 
 
 def _transposed(x: torch.Tensor) -> torch.Tensor:
@@ -48,7 +50,7 @@ def _expanded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=CHANNELS_LAST[x.ndim])
+    return x.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[x.ndim])
 
 
 def _every_second(x: torch.Tensor) -> torch.Tensor:
@@ -58,9 +60,9 @@ def _every_second(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("laid", [_transposed, _sliced, _expanded, _channels_last, _every_second])
 @pytest.mark.parametrize("name", ["one block of 2 dimensions", "an image", "a video with a remainder"])
 def test_strided_inputs(name, laid):
-    x, *parameters = inputs(CASES[name], torch.float32)
+    sides, (x, *parameters) = made(name)
     results = []
-    for function in pair(name):
+    for function in sides:
         leaf = x.clone().requires_grad_()
         y = function(laid(leaf), *parameters)
         torch.manual_seed(1)
@@ -74,10 +76,9 @@ def test_strided_inputs(name, laid):
 @pytest.mark.parametrize("laid", [lambda x: x, _channels_last], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize("name", ["one block of 3 dimensions", "an image", "a video"])
 def test_gradients_of_parameters_have_their_memory_layout(name, laid):
-    case = CASES[name]
-    x, *parameters = inputs(case, torch.float32)
+    sides, (x, *parameters) = made(name)
     results = []
-    for function in pair(name):
+    for function in sides:
         leaves = [laid(parameters[0]).clone().requires_grad_(), parameters[1].clone().requires_grad_()]
         y = function(x, *leaves)
         y.sum().backward()
@@ -100,45 +101,45 @@ def test_views_that_upstream_makes_of_results(dtype):
         "an image": lambda y: y.view(y.size(0), -1),
         "a video": lambda y: y.flatten(2).transpose(1, 2),
     }.items():
-        given = inputs(CASES[name], dtype)
-        assert_matches(*(lambda *t, f=f, view=view: view(f(*t)) for f in pair(name)), given)
+        sides, given = made(name, dtype)
+        assert_matches(*(lambda *t, f=f, view=view: view(f(*t)) for f in sides), given)
 
 
 @pytest.mark.parametrize(("name", "copies"), [("one block of 3 dimensions", 0), ("an image", 2)])
 def test_copies(name, copies):
     """None in forward and backward for a contiguous input of the kernel's size; else rows and result."""
-    function, _ = pair(name)
-    leaves = [each.requires_grad_() for each in inputs(CASES[name], torch.float32)]
+    (function, _), given = made(name)
+    leaves = [each.requires_grad_() for each in given]
     incoming = torch.randn_like(function(*leaves))
     with Operators() as seen:
         y = function(*leaves)
-        made = len(seen.names)
+        forward = len(seen.names)
         gradients = torch.autograd.grad(y, leaves[1:], incoming)
-    copied = [each for each in seen.names[:made] if each in {"clone", "copy_", "_to_copy", "contiguous"}]
+    copied = [each for each in seen.names[:forward] if each in {"clone", "copy_", "_to_copy", "contiguous"}]
     assert len(copied) == copies
     if not copies:
         assert not {"clone", "copy_", "_to_copy"} & set(seen.names)
-    assert seen.names[:made].count("addmm") == 1 and not any("convolution" in each for each in seen.names)
+    assert seen.names[:forward].count("addmm") == 1 and not any("convolution" in each for each in seen.names)
     assert gradients[0].is_contiguous() and gradients[0].shape == leaves[1].shape
 
 
 @pytest.mark.parametrize("dtypes", list(product([torch.float32, torch.bfloat16], repeat=2)), ids=str)
 @pytest.mark.parametrize("name", ["one block of 3 dimensions", "an image"])
 def test_autocast(name, dtypes):
-    case = CASES[name]
-    given = inputs(case, dtypes[0], parameters=dtypes[1])
+    case = CONVOLUTIONS[name]
+    sides, given = made(name, *dtypes)
     convolution = case.kind(case.size[0], case.out, case.kernel, stride=case.kernel).to(DEVICE, dtypes[1])
     with torch.autocast(DEVICE, torch.bfloat16):
         assert rules.refuses(None, given[0], convolution) is None
-        assert_matches(*pair(name), given, tolerance=2e-2)
-        assert pair(name)[0](*given).dtype is torch.bfloat16
+        assert_matches(*sides, given, tolerance=2e-2)
+        assert sides[0](*given).dtype is torch.bfloat16
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["one block of 3 dimensions", "an image with a remainder"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_break(name, dynamic):
-    case = CASES[name]
+    case = CONVOLUTIONS[name]
     convolution = case.kind(case.size[0], case.out, case.kernel, stride=case.kernel).to(DEVICE)
 
     def ours(x):
@@ -156,9 +157,9 @@ def test_compiles_without_a_break(name, dynamic):
 
 
 def test_a_call_costs_one_product_of_the_batch_not_one_for_each_image():
-    function, _ = pair("an image")
+    (function, _), given = made("an image")
     with Operators() as seen:
-        function(*inputs(CASES["an image"], torch.float32))
+        function(*given)
     assert [each for each in seen.names if "mm" in each] == ["addmm"]
 
 

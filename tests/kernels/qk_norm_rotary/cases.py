@@ -27,9 +27,12 @@ def operands(size, dtype, others):
 
 def case(variant):
     partial = variant.endswith("partial")
+    # The width of most models, and an odd one.
+    turned = [(width, width // 2 if partial else width) for width in (128, 80)]
     return Case(
         operands,
         PARTIAL if partial else SIZES,
+        gpu=[(2, 32, 8, 9, *widths) for widths in turned],
         rows=("q", "k"),
         fixed=("cos", "sin"),
         # Rules are asked about norms and functions; what does not fit is computed by the formula.

@@ -88,11 +88,8 @@ def test_a_norm_that_has_to_be_called(side, norm, reason):
 
 
 def test_a_hook_for_all_modules():
-    handle = register_module_forward_hook(lambda *_: None)
-    try:
+    with register_module_forward_hook(lambda *_: None):
         assert "global hook" in asked()
-    finally:
-        handle.remove()
     assert asked() is None
 
 

@@ -11,6 +11,9 @@ SHAPES = [(3, 5, 7), (2, 0, 8), (6,), (129, 33), (2, 3, 4, 128), (2, 1, 1, 1, 1,
 ROUNDED_INSIDE = {("rounds", "npu"): "torch_npu's operator rounds once"}
 #: torch's silu on a CPU computes what does not fill its vectors by another formula: rows with a gate are multiples of these.
 WHOLE = 64
+#: Rows in one block, in two, in parts, and of odd lengths.
+GPU = [(64, columns) for columns in (128, 4096, 12288, 130)]
+GPU_PARTS = [(64, 20480), (64, 32768)]
 
 
 def operands(variant, shape, dtype, others):
@@ -45,6 +48,7 @@ def case(variant):
         lambda *of: operands(variant, *of),
         shapes,
         batch=(64, 3 * WHOLE if "gate" in variant else 130),
+        gpu=[*GPU, *(GPU_PARTS if variant == "cast_before_weight" else ())],
         deep=(2, 3, 4, 6),
         rows=("hidden_states", "gate") if "gate" in variant else ("hidden_states",),
         exact=() if variant == "cast_before_weight" else ("torch",),

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.nn.modules import module as module_globals
 from transformers.activations import ACT2FN
 
-from tests.kernels.matching import DEVICE, assert_matches
-from veomni_hook.kernels.rms_norm import reference
+from tests.kernels.contract import call_of
+from tests.kernels.matching import DEVICE
 
 pytest.importorskip("triton")
 
@@ -22,12 +22,7 @@ EPS = 1e-3
 AFTER = ("cast_before_weight_gated", "weight_before_cast_gated")
 
 
-def both(name: str, **further):
-    return [partial(getattr(module, name), eps=EPS, **further) for module in (gated, reference)]
-
-
-def tensors(*shapes, dtype=torch.float32):
-    return [torch.randn(shape).to(DEVICE, dtype) for shape in shapes]
+call = partial(call_of, "rms_norm")
 
 
 @pytest.mark.parametrize(
@@ -38,24 +33,20 @@ def tensors(*shapes, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", AFTER)
 def test_the_activation_decides_at_the_call(variant, dtype, activation):
-    given = tensors((3, 5, 24), (3, 5, 24), (24,), dtype=dtype)
-    assert gated.refuses_gate_after(None, *given, EPS, activation) is None
-    assert_matches(*both(variant, activation=activation), given)
+    made = call(variant, "triton", (3, 5, 24), dtype, activation=lambda _: activation)
+    assert made.refused() is None
+    made.matches()
 
 
 @pytest.mark.parametrize("name", ["gate_before_norm", "gate_before_norm_grouped"])
 def test_without_a_gate(name):
-    further = {"group_size": 6} if name.endswith("grouped") else {}
-    ours, upstream = both(name, **further, gate=None)
-    assert_matches(
-        lambda x, w: ours(x, weight=w), lambda x, w: upstream(x, weight=w), tensors((4, 24), (24,))
-    )
+    grouped = {"group_size": lambda _: 6} if name.endswith("grouped") else {}
+    call(name, "triton", (4, 24), gate=lambda _: None, **grouped).matches()
 
 
 @pytest.mark.parametrize("group_size", [1, 5, 15])
 def test_more_groups_than_programs(group_size):
-    given = tensors((7, 15), (7, 15), (15,))
-    assert_matches(*both("gate_before_norm_grouped", group_size=group_size), given)
+    call("gate_before_norm_grouped", "triton", (7, 15), group_size=lambda _: group_size).matches()
 
 
 def test_rows_of_no_values():
@@ -102,11 +93,8 @@ def test_refuses_activations_whose_call_is_seen():
         activation = nn.SiLU()
         prepare(activation)
         assert "which a fused kernel would skip" in gated.refuses_gate_after(*operands, activation)
-    held = module_globals.register_module_forward_hook(lambda *_: None)
-    try:
+    with module_globals.register_module_forward_hook(lambda *_: None):
         assert "global hook" in gated.refuses_gate_after(*operands, nn.SiLU())
-    finally:
-        held.remove()
     assert gated.refuses_gate_after(*operands, nn.SiLU()) is None
 
 

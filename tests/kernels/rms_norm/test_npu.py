@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.kernels import declared
-from tests.kernels.matching import assert_matches
-from tests.kernels.rms_norm.variants import EPS, inputs, pair
+from tests.kernels.contract import call_of
+from tests.kernels.rms_norm.cases import EPS
 from veomni_hook.kernels.rms_norm import npu
 
 pytestmark = pytest.mark.usefixtures("operators")
@@ -16,7 +16,7 @@ BY_OPERATOR = [variant for variant, kernel in KERNELS.items() if kernel.automati
 
 @pytest.mark.parametrize("variant", BY_OPERATOR)
 def test_the_operator_computes_it_both_ways(variant, called):
-    assert_matches(*pair("npu", variant, 6), inputs(variant, (4, 6), torch.bfloat16))
+    call_of("rms_norm", variant, "npu", (4, 6), torch.bfloat16).matches()
     assert called == ["npu_rms_norm", "npu_rms_norm_backward"]
 
 

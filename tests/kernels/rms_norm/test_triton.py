@@ -1,37 +1,33 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from tests.kernels.batches import assert_batch_invariant
-from tests.kernels.matching import DEVICE, assert_matches
-from tests.kernels.rms_norm import variants
-from tests.kernels.rms_norm.variants import DTYPES, EPS, wide
-from veomni_hook.kernels.selection.registry import registry
+from tests.kernels import declared
+from tests.kernels.contract import DTYPES, call_of
+from tests.kernels.rms_norm.cases import EPS
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.rms_norm import tiles
 from veomni_hook.kernels.rms_norm import triton as kernels
 
-VARIANTS = sorted(k.variant for k in registry.kernels("rms_norm") if k.backend == "triton")
+
+def call(variant, *of, **changed):
+    return call_of("rms_norm", variant, "triton", *of, **changed)
 
 
-pair = partial(variants.pair, "triton")
-inputs = partial(variants.inputs, device=DEVICE)
-
-
-@pytest.mark.parametrize(("variant", "dtype"), wide(VARIANTS), ids=str)
+@pytest.mark.sample(1)  # the interpreter needs seconds for each
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("variant", sorted(declared.kernels("rms_norm", "triton")))
 def test_wide_rows(variant, dtype):
-    assert_matches(*pair(variant, 4100), inputs(variant, (3, 4100), dtype))
+    call(variant, (3, 4100), dtype).matches()
 
 
 @pytest.mark.parametrize("columns", [8200, pytest.param(12288, marks=pytest.mark.slow)])
 def test_wide_rows_in_two_blocks(columns):
     assert tiles.split(columns)[1]
-    assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
+    call("one_plus_weight", (3, columns)).matches()
 
 
 def test_blocks_cover_a_row_and_no_more_than_they_must():
@@ -63,26 +59,26 @@ SPLIT = [
 def test_two_blocks_equal_the_reference(split_early, variant, columns, dtype):
     assert tiles.split(columns)[1]
     for weight_dtype in (None, torch.float32):
-        assert_matches(*pair(variant), inputs(variant, (67, columns), dtype, weight_dtype))
+        call(variant, (67, columns), dtype, weight_dtype).matches()
 
 
 @pytest.mark.parametrize("variant", SPLIT)
 def test_two_blocks_take_strides(split_early, variant):
-    ours, upstream = pair(variant)
-    x, *weight = inputs(variant, (6, 4, 40), torch.float32)
-    x, weight = x.transpose(0, 1)[..., 8:31], [each[:23].contiguous() for each in weight]
-    turned = [lambda *given, f=f: f(*given).transpose(0, 1) for f in (ours, upstream)]
-    assert_matches(*turned, [x, *weight])
-    assert_matches(*turned, [torch.randn(4, 23, 6, device=DEVICE).transpose(1, 2), *weight])
+    for laid in (part_of_turned, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)):
+        call(variant, (4, 6, 23), hidden_states=laid).matches(of=lambda y: y.transpose(0, 1))
+
+
+def part_of_turned(x):
+    """The same rows, as columns of wider ones whose first two dimensions lie the other way."""
+    wide = torch.cat((x[..., :8], x, x[..., :9]), -1).transpose(0, 1).contiguous().transpose(0, 1)
+    return wide[..., 8 : 8 + x.shape[-1]]
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", SPLIT)
 def test_two_blocks_have_equal_bits_in_any_batch(split_early, variant, dtype):
-    given = inputs(variant, (64, 23), dtype)
-    rows, weights = [x for x in given if x.ndim == 2], [x for x in given if x.ndim == 1]
-    assert_batch_invariant(pair(variant)[0], rows, weights)
+    call(variant, (64, 23), dtype).is_batch_invariant()
 
 
 # The interpreter takes most of a second for such a call: few rows, and by default one formula.
@@ -99,24 +95,18 @@ IN_PARTS = [
 def test_parts_equal_the_reference(in_parts, variant, columns, dtype):
     assert tiles.wide(columns, 4, fetched=False)
     for rows, weight_dtype in ((7, None), (1, torch.float32)):
-        assert_matches(*pair(variant), inputs(variant, (rows, columns), dtype, weight_dtype))
+        call(variant, (rows, columns), dtype, weight_dtype).matches()
 
 
 @pytest.mark.parametrize("variant", IN_PARTS)
 def test_parts_take_strides(in_parts, variant):
-    ours, upstream = pair(variant)
-    x, *weight = inputs(variant, (3, 2, 40), torch.float32)
-    x, weight = x.transpose(0, 1)[..., 8:31], [each[:23].contiguous() for each in weight]
-    turned = [lambda *given, f=f: f(*given).transpose(0, 1) for f in (ours, upstream)]
-    assert_matches(*turned, [x, *weight])
+    call(variant, (2, 3, 23), hidden_states=part_of_turned).matches(of=lambda y: y.transpose(0, 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", IN_PARTS)
 def test_parts_have_equal_bits_in_any_batch(in_parts, variant):
-    given = inputs(variant, (41, 23), torch.bfloat16)
-    rows, weights = [x for x in given if x.ndim == 2], [x for x in given if x.ndim == 1]
-    assert_batch_invariant(pair(variant)[0], rows, weights)
+    call(variant, (41, 23), torch.bfloat16).is_batch_invariant()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +114,7 @@ def test_parts_have_equal_bits_in_any_batch(in_parts, variant):
 )
 def test_the_widest_rows(columns):
     assert tiles.wide(columns, 4, fetched=False)
-    assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
+    call("one_plus_weight", (3, columns)).matches()
 
 
 def test_parts_cover_a_row():

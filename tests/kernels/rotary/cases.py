@@ -7,7 +7,7 @@ from tests.kernels.contract import DEVICE, DTYPES, Case, in_order
 from tests.kernels.rotary.variants import HALF_WIDTH, PARTIAL
 from veomni_hook.kernels.slot.arguments import operand_names
 
-#: Batch, heads of queries and keys, length, head_dim, batch of the tables.
+#: Batch, heads of queries and keys, length, head_dim, batch of the tables; and, where it is not the usual part, what turns.
 SIZES = [
     (2, 3, 2, 5, 16, 2), (2, 3, 2, 5, 16, 1), (2, 3, 2, 1, 16, 2), (2, 3, 2, 0, 16, 2), (0, 3, 2, 5, 16, 0),
     (2, 3, 2, 5, 12, 2), (2, 5, 1, 9, 80, 2), (2, 40, 8, 3, 4, 2), (1, 1, 1, 700, 4, 1),
@@ -29,8 +29,8 @@ AMBIGUOUS = {"half_split_fp32_as_query", "pairs_fp32_as_query"}
 
 
 def operands(variant, size, dtype, others):
-    batch, q_heads, k_heads, length, width, tables = size
-    rotated = width // 2 if variant in PARTIAL else width
+    batch, q_heads, k_heads, length, width, tables, *rotated = size
+    (rotated,) = rotated or [width // 2 if variant in PARTIAL else width]
     angle = torch.randn(tables, length, rotated // 2 if variant in HALF_WIDTH else rotated)
     cos, sin = angle.cos().to(others), (angle * 1.5).sin().to(others)
     if variant in BROADCAST:
@@ -71,6 +71,7 @@ def case(variant):
     return Case(
         lambda *of: operands(variant, *of),
         [(2, 3, 3, 5, 8, 2)] if variant in OTHERS else sizes,
+        gpu=[(2, 8, 2, 5, width, 2) for width in (128, 80)],
         rows=turned,
         fixed=("cos", "sin", "angles", "tables", *(() if "freqs" in turned else ("freqs",))),
         spared=turned,

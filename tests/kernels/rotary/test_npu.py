@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.kernels import declared
+from tests.kernels.contract import call_of
 from tests.kernels.matching import assert_matches
-from tests.kernels.rotary.variants import call, states, tables
+from tests.kernels.rotary.variants import states, tables
 from veomni_hook.kernels.rotary import npu, reference
 from veomni_hook.kernels.selection.registry import load_attribute
 
@@ -22,37 +23,35 @@ SOME = [
 @pytest.mark.parametrize("dtypes", [(F32, F32), (F16, F16), (B16, B16), (B16, F32), (F32, F16)], ids=str)
 @pytest.mark.parametrize("variant", KERNELS)
 def test_equals_the_reference(variant, dtypes, called):
-    ours, upstream, xs = call("npu", variant, *dtypes)
-    assert_matches(ours, upstream, xs, tolerance=None if F32 in dtypes[:1] else 2e-2)
+    call = call_of("rotary", variant, "npu", None, *dtypes)
+    call.matches(tolerance=None if F32 in dtypes[:1] else 2e-2)
     # For each tensor, each way.
-    assert called == ["npu_rotary_mul"] * (2 * len(xs))
+    assert called == ["npu_rotary_mul"] * (2 * sum(call.wanted))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"cos_batch": 1},
-        {"length": 1},
-        {"length": 0},
-        {"batch": 0},
-        {"width": 12},
-        {"heads": (1, 1)},
-        {"batch": 1, "heads": (1, 1), "length": 1100, "width": 4},
-        {"batch": 3, "cos_batch": 1, "heads": (400, 1), "length": 2, "width": 4},
-        {"batch": 1001, "cos_batch": 1, "heads": (1, 2), "length": 2, "width": 4},
-        {"heads": (1001, 3), "length": 2, "width": 4},
-    ],
-    ids=str,
-)
+#: Beside those of the contract.
+MANY = [
+    (2, 1, 1, 5, 16, 2),
+    (1, 1, 1, 1100, 4, 1),
+    (3, 400, 1, 2, 4, 1),
+    (1001, 1, 2, 2, 4, 1),
+    (2, 1001, 3, 2, 4, 2),
+]
+
+
+@pytest.mark.parametrize("size", MANY, ids=str)
 @pytest.mark.parametrize("variant", SOME)
-def test_shapes(variant, shape):
-    assert_matches(*call("npu", variant, **shape))
+def test_many_of_each(variant, size):
+    call_of("rotary", variant, "npu", size).matches()
 
 
+@pytest.mark.parametrize("backend", ["npu", "triton"])
 @pytest.mark.parametrize("variant", ["half_split_partial", "pairs_partial", "pairs_trailing_fp32_single"])
 @pytest.mark.parametrize("rotated", [2, 6, 24])
-def test_parts_of_a_head(variant, rotated):
-    assert_matches(*call("npu", variant, width=24, rotated=rotated))
+def test_parts_of_a_head(variant, rotated, backend):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    call_of("rotary", variant, backend, (2, 3, 2, 5, 24, 2, rotated)).matches()
 
 
 @pytest.mark.parametrize("place", [1, 2, -3, -2])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.kernels import declared
+from tests.kernels.contract import call_of
 from tests.kernels.matching import assert_matches
-from tests.kernels.rotary import variants
 from tests.kernels.rotary.variants import BROADCAST, COMPLEX, DEVICE, PARTIAL, at, states, tables
 from veomni_hook.kernels.rotary import operand_rules, reference
 from veomni_hook.kernels.selection.registry import load_attribute
@@ -20,19 +20,9 @@ FUSED = declared.kernels("rotary", "triton")
 F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
-call = partial(variants.call, "triton")
-
-
 def test_declared():
     assert {kernel.priority for kernel in FUSED.values()} == {10}
     assert len(FUSED) == 29
-
-
-@pytest.mark.parametrize("variant", ["half_split_partial", "pairs_partial", "pairs_trailing_fp32_single"])
-@pytest.mark.parametrize("rotated", [2, 6, 24])
-def test_parts_of_a_head(variant, rotated):
-    ours, upstream, xs = call(variant, width=24, rotated=rotated)
-    assert_matches(ours, upstream, xs, exact=True)
 
 
 def layouts():
@@ -66,13 +56,12 @@ def test_any_strides_and_gradients_in_any_layout(variant, given, incoming):
 
 
 def test_a_gradient_that_is_one_number():
-    ours, upstream, xs = call("half_split")
-    grads = []
-    for function in (ours, upstream):
-        leaves = [x.detach().requires_grad_() for x in xs]
+    call, grads = call_of("rotary", "half_split", "triton"), []
+    for function in (call.ours, call.theirs):
+        leaves = [x.detach().requires_grad_(want) for x, want in zip(call.tensors, call.wanted, strict=True)]
         sum(y.sum() for y in function(*leaves)).backward()
-        grads.append([leaf.grad for leaf in leaves])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+        grads += [leaf.grad for leaf in leaves[:2]]
+    assert torch.equal(grads[0], grads[2]) and torch.equal(grads[1], grads[3])
 
 
 @pytest.mark.parametrize("place", [0, 1, -2, -3])
@@ -116,9 +105,9 @@ def test_without_a_key():
 
 
 def test_a_loss_of_one_output_only():
-    ours, _, (q, k) = call("half_split")
-    q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
-    ours(q, k)[1].sum().backward()
+    call = call_of("rotary", "half_split", "triton")
+    q, k, *tables = call.tensors
+    call.ours(q.requires_grad_(), k.requires_grad_(), *tables)[1].sum().backward()
     assert q.grad is None and k.grad is not None
 
 

@@ -21,8 +21,8 @@ def mask_of(name: str, *shape: int) -> torch.Tensor:
     }[name]
 
 
-def operands(variant, name, dtype, others):
-    shape = (2, 6, 40)
+def operands(variant, size, dtype, others):
+    name, *shape = size if isinstance(size, tuple) else (size, 2, 6, 40)
     mask = mask_of(name, *shape[:-1])
     x, source = torch.randn(shape).to(dtype), torch.randn(int(mask.sum()) or 1, shape[-1]).to(dtype)
     if variant == "rows":
@@ -43,6 +43,8 @@ def case(variant):
     return Case(
         lambda *of: operands(variant, *of),
         MASKS,
+        # The width of most models, an odd one, and one in several parts.
+        gpu=[("alternating", 64, columns) for columns in (128, 4096, 130, 5120)],
         rows=("inputs" if variant == "rows" else "hidden_states",),
         exact=("torch", "triton") if variant == "rows" else ("torch",),
     )

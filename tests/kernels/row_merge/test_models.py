@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +11,7 @@ import transformers
 from packaging.version import Version
 
 from tests.kernels.matching import DEVICE, close
-from tests.kernels.patched_qwen3 import load
+from tests.kernels.patched_qwen3 import twins
 from tests.kernels.row_merge.towers import FAMILIES, Family
 from veomni_hook.kernels.selection.process_choice import set_choice
 
@@ -24,22 +23,15 @@ def chosen():
     set_choice("eager,row_merge=torch")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Any:
-    return tmp_path_factory.mktemp("towers")
-
-
-def pair(family: Family, folder: Any, dtype: torch.dtype = torch.float32) -> tuple[ModuleType, list[Any]]:
+def pair(family: Family, modules: Any, dtype: torch.dtype = torch.float32) -> tuple[ModuleType, list[Any]]:
     """The patched module; upstream's model and the patched one with equal weights."""
-    patched = load(folder, family.module)
+    home, patched = modules(family.name)
     torch.manual_seed(0)
-    theirs = getattr(importlib.import_module(family.module), family.model)(family.config()).train()
-    ours = getattr(patched, family.model)(family.config()).train()
+    theirs, ours = twins(home, patched, family.model, family.config())
     # Towers and language models come from transformers' tables of classes, which have upstream's.
     for module in ours.modules():
-        if type(module).__module__ == family.module:
+        if type(module).__module__ == home.__name__:
             module.__class__ = getattr(patched, type(module).__name__)
-    ours.load_state_dict(theirs.state_dict())
     return patched, [theirs.to(dtype), ours.to(dtype)]
 
 
@@ -79,9 +71,9 @@ def answers(patched: ModuleType, model: Any) -> dict[str, set[tuple[str, str]]]:
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("backend", ["torch", "triton", "reference"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_step_is_upstreams(name, backend, folder):
+def test_a_step_is_upstreams(name, backend, modules):
     family = FAMILIES[name]
-    patched, models = pair(family, folder)
+    patched, models = pair(family, modules)
     set_choice(f"eager,row_merge={backend}")
     torch.manual_seed(1)
     models = [model.to(DEVICE) for model in models]
@@ -94,19 +86,19 @@ def test_a_step_is_upstreams(name, backend, folder):
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
-def test_a_step_in_bfloat16(name, folder):
+def test_a_step_in_bfloat16(name, modules):
     family = FAMILIES[name]
-    _, models = pair(family, folder, torch.bfloat16)
+    _, models = pair(family, modules, torch.bfloat16)
     torch.manual_seed(1)
     batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in family.batch().items()}
     theirs, ours = (trained(model, batch) for model in models)
     assert_equal_steps(ours, theirs, 1e-6)
 
 
-def test_without_a_choice_upstreams_code_runs_on_a_cpu(folder):
+def test_without_a_choice_upstreams_code_runs_on_a_cpu(modules):
     set_choice("auto")
     family = FAMILIES["qwen3_vl"]
-    patched, models = pair(family, folder)
+    patched, models = pair(family, modules)
     torch.manual_seed(1)
     batch = family.batch()
     theirs, ours = (trained(model, batch) for model in models)
@@ -114,9 +106,9 @@ def test_without_a_choice_upstreams_code_runs_on_a_cpu(folder):
     assert {backend for each in answers(patched, models[1]).values() for backend, _ in each} == {"eager"}
 
 
-def test_a_wrong_number_of_tokens_is_upstreams_error(folder):
+def test_a_wrong_number_of_tokens_is_upstreams_error(modules):
     family = FAMILIES["qwen2_5_vl"]
-    _, models = pair(family, folder)
+    _, models = pair(family, modules)
     batch = family.batch()
     ids = batch["input_ids"].clone()
     ids[0, 3] = 7
@@ -128,11 +120,11 @@ def test_a_wrong_number_of_tokens_is_upstreams_error(folder):
     assert said[0] == said[1]
 
 
-def test_checks_can_be_switched_off(folder, monkeypatch):
+def test_checks_can_be_switched_off(modules, monkeypatch):
     """Then the merge finds too few rows, or leaves some: as upstream's."""
     monkeypatch.setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
     family = FAMILIES["llava"]
-    _, models = pair(family, folder)
+    _, models = pair(family, modules)
     batch = family.batch()
     fewer, more = batch["input_ids"].clone(), batch["input_ids"].clone()
     fewer[0, 1], more[0, 0] = 7, 60
@@ -143,9 +135,9 @@ def test_checks_can_be_switched_off(folder, monkeypatch):
     assert_equal_steps(ours, theirs, 1e-5)
 
 
-def test_a_replaced_method_is_called(folder, monkeypatch):
+def test_a_replaced_method_is_called(modules, monkeypatch):
     family = FAMILIES["llava"]
-    patched, models = pair(family, folder)
+    patched, models = pair(family, modules)
     scatter, called = torch.Tensor.masked_scatter, []
 
     def counted(self, mask, source):
@@ -163,10 +155,10 @@ def test_a_replaced_method_is_called(folder, monkeypatch):
 @pytest.mark.skipif(
     Version(torch.__version__) < Version("2.12"), reason="dynamo does not trace upstream's own"
 )
-def test_compiled_checks_are_upstreams_own(folder):
+def test_compiled_checks_are_upstreams_own(modules):
     set_choice("auto")
     family = FAMILIES["qwen2_5_vl"]
-    _, models = pair(family, folder)
+    _, models = pair(family, modules)
     ids, embeds, features = family.batch()["input_ids"], torch.randn(2, 14, 32), torch.randn(8, 32)
 
     def masks(model: Any) -> Any:

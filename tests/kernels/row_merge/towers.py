@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+
+from tests.kernels.patched_qwen3 import config_of
 
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -17,17 +18,13 @@ IMAGE, VIDEO, START, END = 60, 61, 62, 63
 
 
 class Family(NamedTuple):
-    """A modeling module, its class, and what makes a config and a batch."""
+    """A family of models by its name, its class, and what makes a config and a batch."""
 
-    module: str
+    name: str
     model: str
     config: Callable[[], Any]
     batch: Callable[[], dict[str, torch.Tensor]]
     variants: tuple[str, ...] = ("rows",)
-
-
-def _config(family: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"transformers.models.{family}.configuration_{family}"), name)
 
 
 def _ids(rows: list[list[int]]) -> dict[str, torch.Tensor]:
@@ -40,7 +37,7 @@ def _llava_config() -> Any:
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
         "image_size": 8, "patch_size": 4, "projection_dim": 16, "model_type": "clip_vision_model",
     }  # fmt: skip
-    return _config("llava", "LlavaConfig")(
+    return config_of("llava", "LlavaConfig", 
         text_config={**TEXT, "model_type": "llama"}, vision_config=vision, image_token_id=IMAGE,
         vision_feature_layer=-1,
     )  # fmt: skip
@@ -64,13 +61,13 @@ _TOKENS = {
 def _qwen2_5_vl_config() -> Any:
     vision = {**_QWEN, "window_size": 16, "fullatt_block_indexes": [1]}
     text = {**TEXT, "rope_parameters": _ROTARY}
-    return _config("qwen2_5_vl", "Qwen2_5_VLConfig")(text_config=text, vision_config=vision, **_TOKENS)
+    return config_of("qwen2_5_vl", "Qwen2_5_VLConfig", text_config=text, vision_config=vision, **_TOKENS)
 
 
 def _qwen3_vl_config() -> Any:
     vision = {**_QWEN, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
     text = {**TEXT, "head_dim": 8, "rope_parameters": {**_ROTARY, "mrope_interleaved": True}}
-    return _config("qwen3_vl", "Qwen3VLConfig")(text_config=text, vision_config=vision, **_TOKENS)
+    return config_of("qwen3_vl", "Qwen3VLConfig", text_config=text, vision_config=vision, **_TOKENS)
 
 
 def _qwen_batch(*, video: bool = False) -> dict[str, torch.Tensor]:
@@ -95,7 +92,7 @@ def _gemma3_config() -> Any:
         "image_size": 16, "patch_size": 4, "vision_use_head": False,
     }  # fmt: skip
     text = {**TEXT, "head_dim": 8, "sliding_window": 8, "pad_token_id": 0}
-    return _config("gemma3", "Gemma3Config")(
+    return config_of("gemma3", "Gemma3Config", 
         text_config=text, vision_config=vision, image_token_id=IMAGE, mm_tokens_per_image=4,
         boi_token_id=START, eoi_token_id=END,
     )  # fmt: skip
@@ -110,33 +107,33 @@ def _gemma3_batch() -> dict[str, torch.Tensor]:
 
 FAMILIES = {
     "llava": Family(
-        "transformers.models.llava.modeling_llava",
+        "llava",
         "LlavaForConditionalGeneration",
         _llava_config,
         _llava_batch,
     ),
     "qwen2_5_vl": Family(
-        "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+        "qwen2_5_vl",
         "Qwen2_5_VLForConditionalGeneration",
         _qwen2_5_vl_config,
         lambda: _qwen_batch(video=True),
     ),
     "qwen3_vl": Family(
-        "transformers.models.qwen3_vl.modeling_qwen3_vl",
+        "qwen3_vl",
         "Qwen3VLForConditionalGeneration",
         _qwen3_vl_config,
         _qwen_batch,
         ("rows", "rows_added"),
     ),
     "qwen3_vl with a video": Family(
-        "transformers.models.qwen3_vl.modeling_qwen3_vl",
+        "qwen3_vl",
         "Qwen3VLForConditionalGeneration",
         _qwen3_vl_config,
         lambda: _qwen_batch(video=True),
         ("rows", "rows_added"),
     ),
     "gemma3": Family(
-        "transformers.models.gemma3.modeling_gemma3",
+        "gemma3",
         "Gemma3ForConditionalGeneration",
         _gemma3_config,
         _gemma3_batch,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import outputs, started
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection import declaration
 from veomni_hook.kernels.selection.declaration import REFERENCE, Kernel, Op, Requirement, Variant
@@ -66,8 +67,7 @@ def test_declarations_do_not_import_torch():
         "import sys, veomni_hook.kernels.selection.registry as r, veomni_hook.kernels.slot, veomni_hook.tools.report.explanation\n"
         "print(len(r.registry.kernels()), 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    count, torch_loaded = done.stdout.split()
+    count, torch_loaded = outputs(started("-c", script))[0].split()
     assert int(count) >= 4 and torch_loaded == "False"
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from tests.kernels.dispatched import without_waits
 from tests.kernels.matching import assert_matches
 from tests.kernels.varlen_attention.test_torch import LENGTHS, OPTIONS, OWNER, loop, operands, side
 from veomni_hook.kernels.shared.host_values import note_copy
@@ -28,9 +29,6 @@ def test_the_host_does_not_wait_for_known_boundaries(kernel):
     tensors, host = operands([64, 64, 32, 64], torch.bfloat16, 4, 4, 80, 80)
     tensors = [each.cuda().requires_grad_() for each in tensors]
     bounds = note_copy(host.cuda(), host)
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with without_waits():
         assert flash.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
         kernel.full(*tensors, bounds, sdpa_attention_forward, OPTIONS).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -3,6 +3,7 @@
 from __future__ import annotations  # and so code that is compiled here evaluates none
 
 import ast
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,15 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
 IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+
+
+def class_of(name: str, setup: str, forward: str, body: str, *, arguments: str = "") -> str:
+    """A module with one class: what its ``__init__`` does, the name and parameters of its ``forward``, and its body."""
+    setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (setup, body))
+    return (
+        f"{IMPORTS}class {name}(nn.Module):\n    def __init__(self{arguments}):\n        super().__init__()\n{setup}\n\n"
+        f"    def {forward}:\n{body}\n"
+    )
 
 
 def sites_of(idiom: Any, text: str, module: str = "lookalike") -> list[Site]:

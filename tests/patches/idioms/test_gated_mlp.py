@@ -1,4 +1,3 @@
-import textwrap
 from functools import partial
 
 import pytest
@@ -9,6 +8,7 @@ from tests.patches.idioms.applied import (
     IMPORTS,
     assert_missed,
     assert_routed,
+    class_of,
     compared,
     in_lines,
     site_of,
@@ -121,11 +121,8 @@ SILU, GELU = nn.SiLU(), nn.GELU(approximate="tanh")
 
 
 def module(body, name="SomeMLP"):
-    setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (SETUP, body))
-    return (
-        f"{IMPORTS}class {name}(nn.Module):\n    def __init__(self, activation):\n        super().__init__()\n"
-        f"{setup}\n    def forward(self, x):\n        # upstream's comment\n{body}\n"
-    )
+    body = f"# upstream's comment\n{body}"
+    return class_of(name, SETUP, "forward(self, x)", body, arguments=", activation")
 
 
 def tower(body, parameters="x, cu_seqlens"):

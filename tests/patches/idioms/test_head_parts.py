@@ -1,11 +1,9 @@
 """Parts of heads: the forms of upstream's attention, and what is near them."""
 
-import textwrap
-
 import pytest
 import torch
 
-from tests.patches.idioms.applied import IMPORTS, compared, executed, in_lines, site_of, sites_of, spliced
+from tests.patches.idioms.applied import class_of, compared, executed, in_lines, site_of, sites_of, spliced
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import head_parts
 from veomni_hook.patches.site import Status
@@ -44,11 +42,7 @@ INPUTS = [(2, 3, 5, 6), (2, 1, 5, 2)]
 
 
 def module(body):
-    setup = "self.first, self.second = 4, 2"
-    return (
-        f"{IMPORTS}class Attention(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {setup}\n\n"
-        f"    def forward(self, q, x):\n{textwrap.indent(body.strip() + chr(10), ' ' * 8)}"
-    )
+    return class_of("Attention", "self.first, self.second = 4, 2", "forward(self, q, x)", body)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,14 +1,12 @@
 """Index scores of sparse attention: the forms of upstream's modules, and what is near them."""
 
-import textwrap
-
 import pytest
 import torch
 
 from tests.patches.idioms.applied import (
-    IMPORTS,
     assert_missed,
     assert_routed,
+    class_of,
     compared,
     executed,
     site_of,
@@ -62,10 +60,7 @@ MASK_OF_TWO = torch.zeros(7).index_fill(0, torch.tensor([2, 5]), float("-inf"))
 
 def module(body, name="SomeIndexer"):
     setup = "self.proj, self.heads, self.scale = nn.Linear(5, 3), 3, 0.4"
-    return (
-        f"{IMPORTS}class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {setup}\n\n"
-        f"    def forward(self, q, k, x, mask):\n{textwrap.indent(body, ' ' * 8)}"
-    )
+    return class_of(name, setup, "forward(self, q, k, x, mask)", body)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

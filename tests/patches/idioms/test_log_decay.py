@@ -1,11 +1,9 @@
 """Decays of linear attention, of heads and of channels: the forms of upstream's modules, and what is near them."""
 
-import textwrap
-
 import pytest
 import torch
 
-from tests.patches.idioms.applied import IMPORTS, assert_missed, assert_routed, compared, executed, sites_of
+from tests.patches.idioms.applied import assert_missed, assert_routed, class_of, compared, executed, sites_of
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import log_decay
 
@@ -117,11 +115,7 @@ self.dt_bias = nn.Parameter(torch.randn(12))
 
 
 def module(body, setup=OF_HEADS):
-    setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (setup, body))
-    return (
-        f"{IMPORTS}class Some(nn.Module):\n    def __init__(self, lower=None):\n        super().__init__()\n{setup}\n\n"
-        f"    def forward(self, x):\n{body}\n"
-    )
+    return class_of("Some", setup, "forward(self, x)", body, arguments=", lower=None")
 
 
 def of_heads(body):

@@ -1,4 +1,3 @@
-import textwrap
 from functools import partial
 
 import pytest
@@ -6,9 +5,9 @@ import torch
 
 from tests.kernels.matching import TOLERANCE
 from tests.patches.idioms.applied import (
-    IMPORTS,
     assert_missed,
     assert_routed,
+    class_of,
     compared,
     executed,
     in_lines,
@@ -218,11 +217,7 @@ TWO_SOFTMAXES = ("probabilities are returned", "softmax, divided by another sum"
 
 
 def module(body, name="SomeRouter", method="forward"):
-    setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (SETUP, body))
-    return (
-        f"{IMPORTS}class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"{setup}\n    def {method}(self, x):\n{body}\n"
-    )
+    return class_of(name, SETUP, f"{method}(self, x)", body)
 
 
 sites = partial(sites_of, moe_router)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
+from tests.processes import outputs, started
 from veomni_hook import PatchConfig, generate
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders.build import stored_form
@@ -39,13 +38,12 @@ def test_a_config_is_applied_alone() -> None:
 
 def test_a_module_is_patched_as_an_import_would_and_nothing_is_imported() -> None:
     code = f"import sys, veomni_hook; print(veomni_hook.generate({LLAMA!r})); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    *lines, heavy = done.stdout.splitlines()
+    printed, _ = outputs(started("-c", code))
+    *lines, heavy = printed.splitlines()
     assert heavy == "False" and any(
         line.endswith('VeomniSlot("gated_mlp", "product", __name__)') for line in lines
     )
-    assert done.stdout == generate(LLAMA) + "\nFalse\n"
+    assert printed == generate(LLAMA) + "\nFalse\n"
 
 
 def test_a_config_for_many_modules_is_no_recipe() -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import processes
 from tests.tools.generation.without_package import FAMILIES
 from veomni_hook import PatchConfig, generate
 from veomni_hook.errors import ConfigError
@@ -21,7 +18,6 @@ from veomni_hook.tools.cli.inputs.sources import source_tree
 from veomni_hook.tools.generation.formulas import is_plain, written
 from veomni_hook.tools.generation.generate import Recipe
 
-ROOT = Path(__file__).parents[3]
 #: What the file of each family calls, without the beginning of the names.
 MLP, NORM, SCALE = "gated_mlp_product", "rms_norm_cast_before_weight", "rms_norm_normalised"
 CALLED = {
@@ -40,12 +36,7 @@ def modeling(family: str) -> str:
 def test_its_models_compute_what_upstreams_do_where_the_package_is_not_installed(tmp_path: Path) -> None:
     for family in FAMILIES:
         (tmp_path / f"{family}.py").write_text(generate(modeling(family), standalone=True), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.generation.without_package", str(tmp_path)],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    facts = json.loads(done.stdout.splitlines()[-1])
+    facts = processes.facts(processes.started("-m", "tests.tools.generation.without_package", tmp_path))
     assert facts.keys() == FAMILIES.keys()
     for family, fact in facts.items():
         assert fact["same"] and fact["numbers"] > 20 and fact["far"] < 1e-5, (family, fact)
