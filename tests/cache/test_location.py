@@ -319,9 +319,10 @@ def test_the_temporary_folder_of_a_refused_cache_lives_as_long_as_its_processes(
 
 
 def test_only_the_making_process_removes_the_temporary_folder(publish):
-    made = location.make_temporary()
-    publish.hit(Store(made.path))
-    location._remove_temporary(made.path, os.getpid() + 1)
-    assert os.path.exists(made.path)
-    location._remove_temporary(made.path, os.getpid())
-    assert not os.path.exists(made.path)
+    path, problem = location.make_temporary()
+    assert problem == ""
+    publish.hit(Store(path))
+    location._remove_temporary(path, os.getpid() + 1)
+    assert os.path.exists(path)
+    location._remove_temporary(path, os.getpid())
+    assert not os.path.exists(path)

@@ -1,13 +1,15 @@
 """The answers' own behaviour; what they are made from is tested with the store."""
 
-from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
+from veomni_hook.cache.entry import Manifest
+from veomni_hook.cache.store import Hit, Miss, NotStored, Unpatched
+
+FIELDS = dict.fromkeys(("key", "distribution", "version", "patch_hash", "tag", "text_seal"), "")
+MANIFEST = Manifest({**FIELDS, "module": "pkg.mod"}, {}, b'{"applied": []}')
 
 
 def _hit():
-    return Hit(
-        module="pkg.mod", distribution="pkg", version="1", patch_hash="h", path="/somewhere/mod.py",
-        code=compile("", "/somewhere/mod.py", "exec"), text="größe\r\n".encode(), report=b'{"applied": []}',
-    )  # fmt: skip
+    code = compile("", "/somewhere/mod.py", "exec")
+    return Hit(MANIFEST, "/somewhere/mod.py", code, "größe\r\n".encode())
 
 
 def test_report_is_parsed_anew_each_time():
@@ -22,6 +24,6 @@ def test_source_is_decoded_and_not_normalised():
 
 def test_answers_print_what_they_say():
     assert repr(_hit()) == "Hit('pkg.mod', '/somewhere/mod.py')"
-    assert repr(Unpatched("pkg.mod")) == "Unpatched('pkg.mod')"
+    assert repr(Unpatched(MANIFEST)) == "Unpatched('pkg.mod')"
     assert (repr(Miss("why")), repr(NotStored("why"))) == ("Miss('why')", "NotStored('why')")
     assert not isinstance(Miss("why"), NotStored)

@@ -52,8 +52,8 @@ def test_hit_gives_back_what_was_published(store, root, publish):
         assert hit.source() == TEXT
         assert _answer(hit.code) == "größer"
         assert hit.report == {"applied": [{"target": "answer"}]}
-        assert (hit.module, hit.distribution) == (MODULE, "pkg")
-        assert (hit.version, hit.patch_hash) == ("1.2.3", "c0ffee")
+        assert (hit.manifest.module, hit.manifest.distribution) == (MODULE, "pkg")
+        assert (hit.manifest.version, hit.manifest.patch_hash) == ("1.2.3", "c0ffee")
 
 
 def test_text_is_kept_byte_for_byte(store, publish):
@@ -178,7 +178,7 @@ def test_unpatched_modules_are_remembered_until_a_config_changes(store, publish,
     publish.unpatched(store, MODULE, inputs_of(config, "x = 1"))
     found = store.lookup(KEY, MODULE)
     assert isinstance(found, Unpatched)
-    assert found.module == MODULE
+    assert found.manifest.module == MODULE
     assert os.listdir(root) == ["keys"]
     config.write_text("x = 2")
     assert "has changed" in _miss(store)

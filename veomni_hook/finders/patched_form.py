@@ -119,10 +119,10 @@ def _lookup_or_build(upstream: Upstream, settings: Settings) -> Patched | str:
     stage = stage1(upstream, settings, names)
     # Dumps are for debugging: what the configs say now, not what they said when they were recorded.
     stored = Miss("it is dumped") if settings.dump_patched else lookup(stage, upstream.module)
-    if not isinstance(stored, Miss) and stored.absent:
+    if not isinstance(stored, Miss) and stored.manifest.absent:
         from veomni_hook.finders.absent_modules import report  # hits with such configs are rare
 
-        report(stored.absent)
+        report(stored.manifest.absent)
     if isinstance(stored, Unpatched):
         return NOTHING
     missed = stored.reason if isinstance(stored, Miss) else outdated(stored)

@@ -40,7 +40,7 @@ def lookup(key: str, module: str) -> Hit | Unpatched | Miss:
 
 def outdated(hit: Hit) -> str:
     """Why an entry is no longer right although its inputs are: a package that it wanted is installed now."""
-    if not hit.consult:
+    if not hit.manifest.consult:
         return ""
     installed = [name for name in hit.report["wanting"] if locate(name) is not None]
     return f"{', '.join(installed)} is installed now" if installed else ""
@@ -112,9 +112,9 @@ def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
         cache=cache,
         origin=upstream.path,
         stored=hit.path,
-        patch_hash=hit.patch_hash,
+        patch_hash=hit.manifest.patch_hash,
         report=lambda: hit.report,
-        consult=hit.consult,
+        consult=hit.manifest.consult,
     )
 
 
