@@ -198,6 +198,6 @@ def _note_early_imports(*, report: bool) -> None:
     if len(STATE.handles) == 1:
         STATE.already_imported = frozenset(loaded)
     if loaded and report:
-        from veomni_hook.finders import bypassed, early_classes
+        from veomni_hook.finders import already_imported, bypassed
 
-        early_classes.report_used(bypassed.imported_before())
+        already_imported.report_used(bypassed.imported_before())

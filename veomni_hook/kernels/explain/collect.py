@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.kernels.explain.infer import with_parts, with_unasked
 from veomni_hook.kernels.explain.places import places_of
-from veomni_hook.kernels.explain.remedies import NOTHING, remedy_for
 from veomni_hook.kernels.explain.replacements import Replacement, replacement_of
 from veomni_hook.kernels.explain.rows import NO_KERNEL, Row
+from veomni_hook.kernels.explain.summary import NOTHING, remedy_for
 from veomni_hook.kernels.selection.binding import binding_of
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.selection.declaration import EAGER
