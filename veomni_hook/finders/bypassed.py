@@ -54,7 +54,7 @@ def outcomes() -> dict[str, Outcome]:
         reason += f", or taken by a finder ahead of it on sys.meta_path ({ahead})"
     adopted = "; veomni_hook.adopt has patched models of it"
     return {
-        name: Outcome(name, patched=False, reason=reason + (adopted if name in STATE.adopted else ""))
+        name: Outcome(module=name, patched=False, reason=reason + (adopted if name in STATE.adopted else ""))
         for name in names
     }
 

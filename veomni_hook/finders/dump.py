@@ -9,7 +9,7 @@ from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.finders.build import patch_with_idioms
 from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import say, warn
-from veomni_hook.finders.outcome import Patched
+from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.ownership import swap_problem
 from veomni_hook.patches.render import dump_text, unified_diff
@@ -38,7 +38,7 @@ def open_folder(path: str) -> Folder:
     return Folder.create(path)
 
 
-def dump(upstream: Upstream, settings: Settings, form: Patched) -> str | None:
+def dump(upstream: Upstream, settings: Settings, outcome: Outcome) -> str | None:
     """Write `<dump_dir>/<module path>.py` and `.diff`; return the path, None if that fails.
 
     The text is the one that is executed. The module is patched again for the diff. No symbolic link is
@@ -49,7 +49,7 @@ def dump(upstream: Upstream, settings: Settings, form: Patched) -> str | None:
     patched, _ = patch_with_idioms(upstream, with_registered(loaded), settings)
     if patched is None:
         return None
-    outcome, text, _ = form
+    text = outcome.text
     if text is None:
         with open(outcome.stored or "", encoding="utf-8", newline="") as file:
             text = file.read()

@@ -106,15 +106,16 @@ def stage2(stage: str, module: str, configs: Iterable[PatchConfig]) -> str:
 def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
     """Return the outcome of a module that is in the cache."""
     return Outcome(
-        upstream.module,
+        module=upstream.module,
         patched=True,
         reason=reason,
         cache=cache,
         origin=upstream.path,
         stored=hit.path,
         patch_hash=hit.manifest.patch_hash,
-        report=lambda: hit.report,
+        read_report=lambda: hit.report,
         consult=hit.manifest.consult,
+        code=hit.code,
     )
 
 
