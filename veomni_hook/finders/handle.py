@@ -165,18 +165,15 @@ def _a_file_mentions_children() -> bool:
     while True:
         for name in ("veomni-hook.toml", "pyproject.toml"):
             path = os.path.join(folder, name)
-            if os.path.isfile(path) and _mentions(path, b"children"):
-                return True
+            try:
+                if os.path.isfile(path):
+                    with open(path, "rb") as file:
+                        if b"children" in file.read():
+                            return True
+            except OSError:
+                continue
         if folder == (folder := os.path.dirname(folder)):
             return False
-
-
-def _mentions(path: str, word: bytes) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return word in file.read()
-    except OSError:
-        return False
 
 
 def _bind_slots() -> None:

@@ -78,10 +78,10 @@ def patched_form(fullname: str, spec: ModuleSpec) -> tuple[PatchedLoader, Outcom
     return reason if upstream is None else _form_of(upstream, spec, settings)
 
 
-def would_patch(fullname: str, spec: ModuleSpec) -> bool:
-    """Whether importing this module now would execute patched source."""
-    settings = current_settings()
-    if not may_be_patched(fullname, settings):
+def would_patch(fullname: str) -> bool:
+    """Whether importing this module, which is loaded, now would execute patched source."""
+    spec = getattr(sys.modules.get(fullname), "__spec__", None)
+    if spec is None or not may_be_patched(fullname, settings := current_settings()):
         return False
     upstream, _ = read_upstream(fullname, spec)
     return upstream is not None and not isinstance(_lookup_or_build(upstream, settings), str)
