@@ -49,18 +49,13 @@ def environment(settings: Settings, environ: Mapping[str, str] | None = None) ->
     return variables
 
 
-def is_inherited(environ: Mapping[str, str] | None = None) -> bool:
+def is_inherited(environ: Mapping[str, str]) -> bool:
     """Whether children of this environment already activate the hook."""
-    return BOOTSTRAP in _entries(os.environ if environ is None else environ)
+    return BOOTSTRAP in _entries(environ)
 
 
-def put(settings: Settings, environ: MutableMapping[str, str] | None = None) -> Inherited:
-    """Add the hook with these settings to an environment, by default this process's own.
-
-    Returns:
-        What was changed, for `take_out`.
-    """
-    environ = os.environ if environ is None else environ
+def put(settings: Settings, environ: MutableMapping[str, str]) -> Inherited:
+    """Add the hook with these settings to an environment; return what was changed, for `take_out`."""
     wanted = environment(settings, environ)
     before = _entries(environ)
     pairs = {name: (value, environ.get(name)) for name, value in wanted.items()}
@@ -69,9 +64,8 @@ def put(settings: Settings, environ: MutableMapping[str, str] | None = None) -> 
     return changed, [entry for entry in _entries(environ) if entry not in before]
 
 
-def take_out(inherited: Inherited, environ: MutableMapping[str, str] | None = None) -> None:
+def take_out(inherited: Inherited, environ: MutableMapping[str, str]) -> None:
     """Undo a `put`; keep what others have changed since."""
-    environ = os.environ if environ is None else environ
     variables, added = inherited
     for name, (ours, before) in variables.items():
         if environ.get(name) == ours:

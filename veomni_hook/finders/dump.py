@@ -38,8 +38,8 @@ def open_folder(path: str) -> Folder:
     return Folder.create(path)
 
 
-def dump(upstream: Upstream, settings: Settings, outcome: Outcome) -> str | None:
-    """Write `<dump_dir>/<module path>.py` and `.diff`; return the path, None if that fails.
+def dump(upstream: Upstream, settings: Settings, outcome: Outcome) -> None:
+    """Write `<dump_dir>/<module path>.py` and `.diff`.
 
     The text is the one that is executed. The module is patched again for the diff. No symbolic link is
     followed, neither `dump_dir` nor anything in it. A folder that cannot be written, or that another user
@@ -48,7 +48,7 @@ def dump(upstream: Upstream, settings: Settings, outcome: Outcome) -> str | None
     _, loaded = load_for(upstream.module, settings)
     patched, _ = patch_with_idioms(upstream, with_registered(loaded), settings)
     if patched is None:
-        return None
+        return
     text = outcome.text
     if text is None:
         with open(outcome.stored or "", encoding="utf-8", newline="") as file:
@@ -67,7 +67,6 @@ def dump(upstream: Upstream, settings: Settings, outcome: Outcome) -> str | None
             f"the patched source of {upstream.module} cannot be dumped to {settings.dump_dir}: {error}. "
             "Name a folder of your own in VEOMNI_DUMP_DIR"
         )
-        return None
+        return
     path = os.path.join(settings.dump_dir, *name.split("/")) + ".py"
     say(f"dumped {upstream.module}: {path}, {path[:-3]}.diff")
-    return path

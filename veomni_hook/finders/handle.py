@@ -135,14 +135,14 @@ def _share_with_children() -> None:
 
     if STATE.inherited is not None:
         # First, so that our own variables are not mistaken for the user's.
-        children.take_out(STATE.inherited)
+        children.take_out(STATE.inherited, os.environ)
         STATE.inherited = None
     if STATE.handles and _children_are_asked_for():
         from veomni_hook.finders.settings_in_force import current_settings
 
         settings = current_settings()
         if settings.children and settings.enabled:
-            STATE.inherited = children.put(settings)
+            STATE.inherited = children.put(settings, os.environ)
 
 
 def _children_are_asked_for() -> bool:
@@ -153,7 +153,7 @@ def _children_are_asked_for() -> bool:
         return False
     from veomni_hook.finders.children import is_inherited
 
-    return any(STATE.handles.values()) or not is_inherited()
+    return any(STATE.handles.values()) or not is_inherited(os.environ)
 
 
 def _a_file_mentions_children() -> bool:
