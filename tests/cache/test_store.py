@@ -384,3 +384,29 @@ def test_store_is_light_to_import():
     )
     command = [sys.executable, "-I", "-S", "-c", script]
     assert subprocess.run(command, capture_output=True, text=True).stdout == "[] True\n"
+
+
+_FIELDS = dict.fromkeys(("key", "distribution", "version", "patch_hash", "tag", "text_seal"), "")
+_MANIFEST = entry.Manifest({**_FIELDS, "module": "pkg.mod"}, {}, b'{"applied": []}')
+
+
+def _a_hit():
+    code = compile("", "/somewhere/mod.py", "exec")
+    return Hit(_MANIFEST, "/somewhere/mod.py", code, "größe\r\n".encode())
+
+
+def test_report_is_parsed_anew_each_time():
+    hit = _a_hit()
+    hit.report["applied"].append("mine")
+    assert hit.report == {"applied": []}
+
+
+def test_source_is_decoded_and_not_normalised():
+    assert _a_hit().source() == "größe\r\n"
+
+
+def test_answers_print_what_they_say():
+    assert repr(_a_hit()) == "Hit('pkg.mod', '/somewhere/mod.py')"
+    assert repr(Unpatched(_MANIFEST)) == "Unpatched('pkg.mod')"
+    assert (repr(Miss("why")), repr(NotStored("why"))) == ("Miss('why')", "NotStored('why')")
+    assert not isinstance(Miss("why"), NotStored)

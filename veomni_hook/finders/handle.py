@@ -129,20 +129,19 @@ def _share_with_children() -> None:
     Raises:
         SettingsError: the setting that asks for it is invalid.
     """
-    if STATE.inherited is None and not (STATE.handles and _children_are_asked_for()):
-        return
-    from veomni_hook.finders import children
-
     if STATE.inherited is not None:
+        from veomni_hook.finders.children import take_out
+
         # First, so that our own variables are not mistaken for the user's.
-        children.take_out(STATE.inherited, os.environ)
+        take_out(STATE.inherited, os.environ)
         STATE.inherited = None
     if STATE.handles and _children_are_asked_for():
+        from veomni_hook.finders.children import put
         from veomni_hook.finders.settings_in_force import current_settings
 
         settings = current_settings()
         if settings.children and settings.enabled:
-            STATE.inherited = children.put(settings, os.environ)
+            STATE.inherited = put(settings, os.environ)
 
 
 def _children_are_asked_for() -> bool:

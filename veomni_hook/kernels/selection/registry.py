@@ -258,28 +258,25 @@ class Registry:
         self._announced, self._plugged = {}, ()
         self.version += 1
         for point in points:
-            self._add_announced(point)
+            added: dict[tuple[str, str, str], EntryPoint] = {}
+            try:
+                for kernel in _announced_kernels(point):
+                    self.add(kernel)
+                    added[kernel.op, kernel.variant, kernel.backend] = point
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit, too: a plugin must not be able to end a script
+                for key in added:
+                    self._remove(*key)
+                what = error.what if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+                failure = KernelError(
+                    f"{point.value} cannot be loaded: {what}", where=described(point), fix=remedy(point)
+                )
+                failure.__cause__ = error
+                give_up(point, failure)
+            else:
+                self._announced |= added
         self._plugged = in_force(KERNELS)  # without those that failed
-
-    def _add_announced(self, point: EntryPoint) -> None:
-        added: list[tuple[str, str, str]] = []
-        try:
-            for kernel in _announced_kernels(point):
-                self.add(kernel)
-                added.append((kernel.op, kernel.variant, kernel.backend))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit, too: a plugin must not be able to end a script
-            for key in added:
-                self._remove(*key)
-            what = error.what if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
-            failure = KernelError(
-                f"{point.value} cannot be loaded: {what}", where=described(point), fix=remedy(point)
-            )
-            failure.__cause__ = error
-            give_up(point, failure)
-        else:
-            self._announced.update(dict.fromkeys(added, point))
 
     def _remove(self, op: str, variant: str, backend: str) -> None:
         del self._kernels[op, variant, backend]
