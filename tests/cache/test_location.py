@@ -274,7 +274,7 @@ from veomni_hook.cache.store import Hit, Store, open_store
 store = open_store(sys.argv[1])
 hit = store.publish(
     "ab", module="pkg.mod", distribution="pkg", version="1", patch_hash="h", text="x = 1\\n",
-    code_factory=lambda path: compile("x = 1\\n", path, "exec"), report={},
+    report={},
 )
 assert isinstance(hit, Hit) and os.path.exists(hit.path)
 print(store.mode, store.root, flush=True)

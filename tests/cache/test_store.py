@@ -94,14 +94,14 @@ def test_odd_names_are_not_stored(store, root, publish, changes):
 
 
 def test_text_that_is_no_utf8_is_not_stored(store, publish):
-    answer = publish(store, text="x = '\udc80'", code_factory=lambda path: compile("", path, "exec"))
+    answer = publish(store, text="x = '\udc80'")
     assert isinstance(answer, NotStored) and "UTF-8" in answer.reason
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"code_factory": lambda path: compile("", "elsewhere.py", "exec")}, r"as elsewhere\.py, not as"),
+        ({"text": "x = '\0'"}, "null bytes"),
         ({"text": "def"}, "invalid syntax"),
     ],
 )
@@ -338,7 +338,7 @@ sys.stdin.readline()
 for _ in range(30):
     hit = store.publish(
         key, module=module, distribution="pkg", version="1.2.3", patch_hash="c0ffee", text=text,
-        code_factory=lambda path: compile(text, path, "exec"), report={},
+        report={},
     )
     assert isinstance(hit, Hit), hit
     found = store.lookup(key, module)

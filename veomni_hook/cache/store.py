@@ -155,16 +155,13 @@ class Store:
         version: str,
         patch_hash: str,
         text: str,
-        code_factory: Callable[[str], CodeType],
         report: Mapping[str, object],
         absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
         """Store a patched module and return what a lookup would.
 
-        `code_factory` compiles `text` with the given path as ``co_filename`` (it is called again with another
-        path when the first folder cannot be written; its errors propagate). `report` is JSON; a later lookup
-        returns `absent` with the entry.
-        Raises ValueError when the code has another ``co_filename``, TypeError when `report` is not JSON.
+        `report` is JSON; a later lookup returns `absent` with the entry.
+        Raises SyntaxError or ValueError when `text` cannot be compiled, TypeError when `report` is not JSON.
         """
         import json
 
@@ -192,7 +189,7 @@ class Store:
             absent,
             consult=bool(report.get("remarks") or report.get("companions")),
         )
-        return self._publish(manifest, data, code_factory)
+        return self._publish(manifest, data)
 
     def publish_unpatched(self, key: str, module: str, absent: Sequence[tuple[str, str]] = ()) -> None:
         """Store that no patch applies to `module`; a failure is kept in `reason`."""
@@ -241,15 +238,13 @@ class Store:
 
         return clear(self.root, force=force)
 
-    def _publish(
-        self, manifest: entry.Manifest, text: bytes, code_factory: Callable[[str], CodeType]
-    ) -> Hit | NotStored:
+    def _publish(self, manifest: entry.Manifest, text: bytes) -> Hit | NotStored:
         if not self.root:  # the substitute of a substitute that could not be made
             return NotStored(self.reason)
         for _ in range(_ATTEMPTS):
             try:
                 with Root.create(self.root) as root:
-                    return _publish(root, manifest, text, code_factory)
+                    return _publish(root, manifest, text)
             except (Vanished, FileNotFoundError) as error:
                 self.reason = _reason(error, self.root)
                 time.sleep(_PAUSE)
@@ -260,7 +255,7 @@ class Store:
         if self._substitute is None:
             return NotStored(self.reason)
         self._fallback = self._fallback or self._substitute(self.reason)
-        return self._fallback._publish(manifest, text, code_factory)
+        return self._fallback._publish(manifest, text)
 
 
 def open_store(cache_dir: str | None = None, *, process: int | None = None) -> Store:
@@ -308,18 +303,14 @@ def _lookup(root: Root, key: str, module: str, process: Inputs | None) -> Hit | 
     return Hit(manifest, root.full(manifest.text), code, text)
 
 
-def _publish(
-    root: Root, manifest: entry.Manifest, text: bytes, code_factory: Callable[[str], CodeType]
-) -> Hit:
+def _publish(root: Root, manifest: entry.Manifest, text: bytes) -> Hit:
     root.make_folders(manifest.entry)
     descriptor = lease.share(root, manifest.entry, create=True)
     try:
         bytecode = entry.bytecode_name(manifest.text, manifest.tag)
         root.make_folders(bytecode.rpartition("/")[0])
         path = root.full(manifest.text)
-        code = code_factory(path)
-        if code.co_filename != path:
-            raise ValueError(f"code_factory compiled {manifest.module} as {code.co_filename}, not as {path}")
+        code = compile(text.decode(), path, "exec", dont_inherit=True)
         stored = None
         with suppress(Defect):
             stored = root.read(manifest.text)

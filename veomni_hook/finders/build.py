@@ -252,7 +252,6 @@ def publish(
         version=upstream.version,
         patch_hash=stored.patch_hash,
         text=stored.text,
-        code_factory=lambda path: compile(stored.text, path, "exec", dont_inherit=True),
         report=stored.report.to_dict(),
         absent=missing,
     )
