@@ -186,7 +186,7 @@ def both(
     except Exception as error:
         raise Differs(f"only the guarded path raises {type(error).__name__}: {error}") from error
     # Under the choice in force again, a slot may be idle: what it noted is read as it is.
-    held = [(slot, slot.record(owner)) for slot in slots]
+    held = [(slot, slot.records.of(owner)) for slot in slots]
     outcomes = [(slot.variant, noted.latest.last) for slot, noted in held if noted is not None]
     taken = {variant for variant, outcome in outcomes if outcome.backend == MODE.kernels}
     refusals = [f"{v}: {outcome.reason}" for v, outcome in outcomes if outcome.backend != MODE.kernels]
