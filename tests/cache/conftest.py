@@ -11,7 +11,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -37,18 +36,12 @@ class Publisher:
     text = TEXT
 
     def __call__(self, store: Store, **changes: Any) -> Hit | NotStored:
-        text = changes.get("text", TEXT)
-
-        def compiled(path: str) -> CodeType:
-            return compile(text, path, "exec", dont_inherit=True)
-
         fields: dict[str, Any] = {
             "module": MODULE,
             "distribution": "pkg",
             "version": "1.2.3",
             "patch_hash": "c0ffee",
-            "text": text,
-            "code_factory": compiled,
+            "text": TEXT,
             "report": {"applied": [{"target": "answer"}]},
         }
         key, inputs = changes.pop("key", KEY), changes.pop("inputs", None)

@@ -15,10 +15,14 @@ CODE = compile("x = 1", "somewhere.py", "exec")
 
 
 def test_layout_is_the_documented_one():
-    folder = entry.entry_name("transformers", "5.23.0", "c0ffee")
-    text = entry.text_name(folder, "transformers.models.qwen3.modeling_qwen3")
-    assert text == "transformers-5.23.0/c0ffee/models/qwen3/modeling_qwen3.py"
-    assert entry.text_name("d-1/h", "single") == "d-1/h/single.py"
+    named = _manifest(
+        module="transformers.models.qwen3.modeling_qwen3",
+        distribution="transformers",
+        version="5.23.0",
+        patch_hash="c0ffee",
+    )
+    assert named.text == "transformers-5.23.0/c0ffee/models/qwen3/modeling_qwen3.py"
+    assert _manifest(module="single").text == "pkg-1/h/single.py"
     assert entry.bytecode_name("d-1/h/sub/mod.py", TAG) == "d-1/h/sub/__pycache__/mod.cpython-311.veomni"
 
 

@@ -274,7 +274,7 @@ from veomni_hook.cache.store import Hit, Store, open_store
 store = open_store(sys.argv[1])
 hit = store.publish(
     "ab", module="pkg.mod", distribution="pkg", version="1", patch_hash="h", text="x = 1\\n",
-    code_factory=lambda path: compile("x = 1\\n", path, "exec"), report={},
+    report={},
 )
 assert isinstance(hit, Hit) and os.path.exists(hit.path)
 print(store.mode, store.root, flush=True)
@@ -319,9 +319,10 @@ def test_the_temporary_folder_of_a_refused_cache_lives_as_long_as_its_processes(
 
 
 def test_only_the_making_process_removes_the_temporary_folder(publish):
-    made = location.make_temporary()
-    publish.hit(Store(made.path))
-    location._remove_temporary(made.path, os.getpid() + 1)
-    assert os.path.exists(made.path)
-    location._remove_temporary(made.path, os.getpid())
-    assert not os.path.exists(made.path)
+    path, problem = location.make_temporary()
+    assert problem == ""
+    publish.hit(Store(path))
+    location._remove_temporary(path, os.getpid() + 1)
+    assert os.path.exists(path)
+    location._remove_temporary(path, os.getpid())
+    assert not os.path.exists(path)

@@ -52,8 +52,8 @@ def test_hit_gives_back_what_was_published(store, root, publish):
         assert hit.source() == TEXT
         assert _answer(hit.code) == "größer"
         assert hit.report == {"applied": [{"target": "answer"}]}
-        assert (hit.module, hit.distribution) == (MODULE, "pkg")
-        assert (hit.version, hit.patch_hash) == ("1.2.3", "c0ffee")
+        assert (hit.manifest.module, hit.manifest.distribution) == (MODULE, "pkg")
+        assert (hit.manifest.version, hit.manifest.patch_hash) == ("1.2.3", "c0ffee")
 
 
 def test_text_is_kept_byte_for_byte(store, publish):
@@ -94,14 +94,14 @@ def test_odd_names_are_not_stored(store, root, publish, changes):
 
 
 def test_text_that_is_no_utf8_is_not_stored(store, publish):
-    answer = publish(store, text="x = '\udc80'", code_factory=lambda path: compile("", path, "exec"))
+    answer = publish(store, text="x = '\udc80'")
     assert isinstance(answer, NotStored) and "UTF-8" in answer.reason
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"code_factory": lambda path: compile("", "elsewhere.py", "exec")}, r"as elsewhere\.py, not as"),
+        ({"text": "x = '\0'"}, "null bytes"),
         ({"text": "def"}, "invalid syntax"),
     ],
 )
@@ -178,7 +178,7 @@ def test_unpatched_modules_are_remembered_until_a_config_changes(store, publish,
     publish.unpatched(store, MODULE, inputs_of(config, "x = 1"))
     found = store.lookup(KEY, MODULE)
     assert isinstance(found, Unpatched)
-    assert found.module == MODULE
+    assert found.manifest.module == MODULE
     assert os.listdir(root) == ["keys"]
     config.write_text("x = 2")
     assert "has changed" in _miss(store)
@@ -338,7 +338,7 @@ sys.stdin.readline()
 for _ in range(30):
     hit = store.publish(
         key, module=module, distribution="pkg", version="1.2.3", patch_hash="c0ffee", text=text,
-        code_factory=lambda path: compile(text, path, "exec"), report={},
+        report={},
     )
     assert isinstance(hit, Hit), hit
     found = store.lookup(key, module)
@@ -384,3 +384,29 @@ def test_store_is_light_to_import():
     )
     command = [sys.executable, "-I", "-S", "-c", script]
     assert subprocess.run(command, capture_output=True, text=True).stdout == "[] True\n"
+
+
+_FIELDS = dict.fromkeys(("key", "distribution", "version", "patch_hash", "tag", "text_seal"), "")
+_MANIFEST = entry.Manifest({**_FIELDS, "module": "pkg.mod"}, {}, b'{"applied": []}')
+
+
+def _a_hit():
+    code = compile("", "/somewhere/mod.py", "exec")
+    return Hit(_MANIFEST, "/somewhere/mod.py", code, "größe\r\n".encode())
+
+
+def test_report_is_parsed_anew_each_time():
+    hit = _a_hit()
+    hit.report["applied"].append("mine")
+    assert hit.report == {"applied": []}
+
+
+def test_source_is_decoded_and_not_normalised():
+    assert _a_hit().source() == "größe\r\n"
+
+
+def test_answers_print_what_they_say():
+    assert repr(_a_hit()) == "Hit('pkg.mod', '/somewhere/mod.py')"
+    assert repr(Unpatched(_MANIFEST)) == "Unpatched('pkg.mod')"
+    assert (repr(Miss("why")), repr(NotStored("why"))) == ("Miss('why')", "NotStored('why')")
+    assert not isinstance(Miss("why"), NotStored)

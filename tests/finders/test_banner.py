@@ -54,7 +54,9 @@ def patched(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
 
     def put(*others: tuple[str, str], module: str = MODULE) -> None:
-        STATE.outcomes[module] = Outcome(module, patched=True, report=lambda: {"applied": applied(*others)})
+        STATE.outcomes[module] = Outcome(
+            module=module, patched=True, read_report=lambda: {"applied": applied(*others)}
+        )
 
     try:
         with activate_late():
@@ -196,7 +198,7 @@ def test_what_a_newer_release_lacks_is_named(patched, monkeypatch, capsys, relea
     patched()
     missed = [{"op": "rotary", "target": "Attention.forward", "status": "missed", "reason": "another form"}]
     report = {"applied": applied(), "missed": missed}
-    STATE.outcomes[MODULE] = Outcome(MODULE, patched=True, report=lambda: report)
+    STATE.outcomes[MODULE] = Outcome(module=MODULE, patched=True, read_report=lambda: report)
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=release))
     banner.kernels_are_chosen(MODULE, "cpu")
     line = (

@@ -147,11 +147,11 @@ import json, os, veomni_hook
 from veomni_hook.finders.children import is_inherited
 outer = veomni_hook.activate(children=True)
 inner = veomni_hook.activate(kernels="eager", children=True)
-got = [is_inherited(), os.environ.get("VEOMNI_KERNELS")]
+got = [is_inherited(os.environ), os.environ.get("VEOMNI_KERNELS")]
 outer.deactivate()
-got += [is_inherited(), os.environ.get("VEOMNI_KERNELS")]
+got += [is_inherited(os.environ), os.environ.get("VEOMNI_KERNELS")]
 inner.deactivate(); inner.deactivate()
-print(json.dumps([*got, is_inherited(), os.environ.get("VEOMNI_KERNELS"), "VEOMNI_CHILDREN" in os.environ]))
+print(json.dumps([*got, is_inherited(os.environ), os.environ.get("VEOMNI_KERNELS"), "VEOMNI_CHILDREN" in os.environ]))
 """
     )
     assert ran.result == [True, "eager", True, "eager", False, None, False], ran.err

@@ -204,15 +204,15 @@ import json, {TINY.rpartition(".")[0]}
 from veomni_hook import VeomniHookError, activate
 outer = activate()
 import {TINY}
-from veomni_hook.kernels.selection.process_choice import STATE, get_choice
-got = [get_choice()]
+from veomni_hook.kernels.selection.process_choice import STATE
+got = [str(STATE.choice)]
 with activate(kernels="eager"):
-    got.append(get_choice())
-got.append(get_choice())
+    got.append(str(STATE.choice))
+got.append(str(STATE.choice))
 try:
     activate(kernels="rms_nrm=torch")
 except VeomniHookError as error:
-    got.append([type(error).__name__, get_choice()])
+    got.append([type(error).__name__, str(STATE.choice)])
 outer.deactivate()
 print(json.dumps([*got, STATE.active]))
 """

@@ -80,7 +80,7 @@ class Tail:
     def outcome(self, owner: nn.Module) -> Any:
         """What the guard of the last call got."""
         slots = [slot for slot in slots_of(self._module, self._site.op) if slot.variant == self._site.variant]
-        noted = [held.latest.last for slot in slots if (held := slot.record(owner)) is not None]
+        noted = [held.latest.last for slot in slots if (held := slot.records.of(owner)) is not None]
         return noted[0] if noted else None
 
     def upstream(self, dtype: torch.dtype, values: dict[str, Any], extra: dict[str, Any]) -> tuple[Run, Any]:

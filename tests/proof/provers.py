@@ -18,7 +18,7 @@ from torch import nn
 from tests.proof.build import Unbuildable, build
 from tests.proof.compare import MODE, Differs, Run, agree, meaningful, run
 from tests.proof.inputs import Calls, Inputs
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.kernels.slot import Slot
 
 #: What a body raises that cannot take the inputs.
@@ -60,7 +60,7 @@ watchers: list[Callable[[str, Exception | None], None]] = []
 
 def with_kernels(choice: str, call: Callable[[], Run]) -> Run:
     """Run something under a choice of kernels."""
-    before = get_choice()
+    before = str(STATE.choice)
     set_choice(choice)
     raised: Exception | None = None
     try:
@@ -186,7 +186,7 @@ def both(
     except Exception as error:
         raise Differs(f"only the guarded path raises {type(error).__name__}: {error}") from error
     # Under the choice in force again, a slot may be idle: what it noted is read as it is.
-    held = [(slot, slot.record(owner)) for slot in slots]
+    held = [(slot, slot.records.of(owner)) for slot in slots]
     outcomes = [(slot.variant, noted.latest.last) for slot, noted in held if noted is not None]
     taken = {variant for variant, outcome in outcomes if outcome.backend == MODE.kernels}
     refusals = [f"{v}: {outcome.reason}" for v, outcome in outcomes if outcome.backend != MODE.kernels]

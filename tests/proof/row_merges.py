@@ -33,7 +33,7 @@ def prove_added_rows(site: Any, module: Any) -> Proof:
 
         theirs = with_kernels(f"{site.op}=eager", step)
         ours = with_kernels(f"{site.op}={MODE.kernels}", step)
-        record = slot.record(owner)
+        record = slot.records.of(owner)
         if record is None or record.latest.last.backend != MODE.kernels:
             raise Unreached("the guard found no kernel")
         agree(theirs, ours, exact=MODE.run is None, dtype=dtype)

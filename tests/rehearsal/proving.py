@@ -49,13 +49,13 @@ def proved(
 def _proved(module: str) -> Proved | str:
     from tests.proof import provers
     from tests.proof.compare import Run, run
-    from veomni_hook.kernels.selection.process_choice import get_choice
+    from veomni_hook.kernels.selection.process_choice import STATE
 
     digests: list[tuple[str, str]] = []
 
     def recorded(call: Any, inputs: Any, *owner: Any) -> Run:
         result = run(call, inputs, *owner)
-        if get_choice() == "eager":
+        if str(STATE.choice) == "eager":
             tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
             # Under whatever names it got them.
             got = "".join(sorted(_digest([value]) for value in tensors))

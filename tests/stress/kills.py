@@ -201,7 +201,7 @@ def complete_entries(cache: Path) -> dict[str, str]:
             if isinstance(manifest, Defect):
                 continue
             try:
-                found[key] = entry.load(root, manifest).source() if manifest.patch_hash else "unpatched"
+                found[key] = entry.load(root, manifest)[1].decode() if manifest.patch_hash else "unpatched"
             except Defect:
                 continue
     return found

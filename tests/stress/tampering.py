@@ -225,7 +225,6 @@ class _Trial:
             version="5.98.0",
             patch_hash=self.pieces["entry"].name,
             text=TEXT_OF_ANOTHER_RELEASE,
-            code_factory=lambda path: compile(TEXT_OF_ANOTHER_RELEASE, path, "exec", dont_inherit=True),
             report={},
         )
         if not isinstance(found, Hit):

@@ -13,6 +13,7 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source
 from types import CodeType, ModuleType
@@ -21,7 +22,7 @@ from typing import Any
 from veomni_hook.adoption import live
 from veomni_hook.adoption.classes import with_copies
 from veomni_hook.finders.already_imported import is_patched
-from veomni_hook.finders.loader import PatchedLoader, virtual_path
+from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.outcome import NOTHING, Outcome
 from veomni_hook.finders.patched_form import patched_form
 from veomni_hook.finders.settings_in_force import current_settings
@@ -29,7 +30,7 @@ from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import SHARED, is_remote, is_target
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.kernels.slot.comparison import definition
+from veomni_hook.kernels.slot.comparison import codes_in, definition
 from veomni_hook.kernels.slot.guards import FORM
 from veomni_hook.kernels.slot.skipped import Recognised, making_slots_of
 from veomni_hook.patches.delta import BASES, ChangedClass, Delta, adopted_name, delta
@@ -123,90 +124,83 @@ def _form(module: ModuleType, spec: ModuleSpec, loader: PatchedLoader, outcome: 
         return Unchanged(f"its module was loaded by {changed}, whose changes to the code adopt cannot repeat")
     known = _FORMS.get(module.__name__)
     if known is None or known.module is not module or known.spec is not spec:
-        known = _FORMS[module.__name__] = _Build(Form(module, spec, outcome), loader).form()
+        known = _FORMS[module.__name__] = _built(module, spec, loader, outcome)
     if known.outcome.patch_hash != outcome.patch_hash:
         return Unchanged("models of its module have been adopted with other patches in this process")
     return known
 
 
-class _Build:
-    """Builds the form of one module."""
+def _built(module: ModuleType, spec: ModuleSpec, loader: PatchedLoader, outcome: Outcome) -> Form:
+    """Return the form of one module, whose changed classes and new slots have the module's own globals."""
+    installed = SourceFileLoader(module.__name__, loader.upstream)
+    form = Form(module, spec, outcome, written=installed.get_code(module.__name__))
+    changes = delta(decode_source(installed.get_data(loader.upstream)), loader.get_source(loader.name))
+    form.shared = tuple(sorted(changes.shared))
+    scope = vars(module)
+    # `explain` and the comparison of skipped definitions read the form of the module here.
+    homes = ModuleType(module.__name__)
+    homes.__loader__ = loader
+    homes.__file__ = loader.filename
+    vars(homes).update(
+        (name, value)
+        for name, value in scope.items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    )
 
-    def __init__(self, form: Form, loader: PatchedLoader) -> None:
-        module = form.module
-        installed = SourceFileLoader(module.__name__, loader.upstream)
-        self._module = module
-        self._text = loader.get_source(loader.name)
-        self._upstream = decode_source(installed.get_data(loader.upstream))
-        self._written = installed.get_code(module.__name__)
-        self._path = virtual_path(module.__name__) if loader.virtual else loader.path
-        self._form = form
-        form.written = self._written
-        # `explain` and the comparison of skipped definitions read the form of the module here.
-        self._homes = ModuleType(module.__name__)
-        self._homes.__loader__ = loader
-        self._homes.__file__ = self._path
-        self._codes: dict[str, CodeType] = {}
+    def compiled(*statements: ast.stmt) -> CodeType:
+        tree = ast.fix_missing_locations(ast.Module([*changes.future, *statements], []))
+        return compile(tree, loader.filename, "exec", dont_inherit=True)
 
-    def form(self) -> Form:
-        changes = delta(self._upstream, self._text)
-        self._form.shared = tuple(sorted(changes.shared))
-        vars(self._homes).update(
-            (name, value)
-            for name, value in vars(self._module).items()
-            if isinstance(value, type) and value.__module__ == self._module.__name__
-        )
-        usable = dict(self._usable(changes))
-        compiled: dict[type, CodeType] = {}
-        for kind, change in usable.items():
-            tree = ast.Module([*changes.future, change.node], [])
-            compiled[kind] = compile(tree, self._path, "exec", dont_inherit=True)
-            self._codes.update(live.definitions(compiled[kind]))
+    usable = dict(_usable(form, changes))
+    bodies = {kind: compiled(change.node) for kind, change in usable.items()}
+    codes = {code.co_qualname: code for body in bodies.values() for code in codes_in(body)}
+    recognised = Recognised(module, homes, partial(_code_of, form, codes), tuple(bodies.values()))
+    with making_slots_of(recognised):
         # The statements that patches add bind new names in the module, for the changed classes.
-        tree = ast.Module([*changes.future, *changes.added], [])
-        code = compile(ast.fix_missing_locations(tree), self._path, "exec", dont_inherit=True)
-        scope = vars(self._module)
-        with making_slots_of(Recognised(self._module, self._homes, self._code_of, tuple(compiled.values()))):
-            exec(code, scope)
-        vars(self._homes).update((name, value) for name, value in scope.items() if isinstance(value, Slot))
-        for kind, change in usable.items():
-            self._make(kind, change, compiled[kind])
-        for name in changes.classes:
-            now = vars(self._homes).get(name, vars(self._module).get(name))
-            vars(self._module)[adopted_name(name)] = now
-        return self._form
+        exec(compiled(*changes.added), scope)
+    vars(homes).update((name, value) for name, value in scope.items() if isinstance(value, Slot))
+    for kind, change in usable.items():
+        _add_class(form, homes, kind, change, bodies[kind])
+    for name in changes.classes:
+        scope[adopted_name(name)] = vars(homes).get(name, scope.get(name))
+    return form
 
-    def _usable(self, changes: Delta) -> Iterator[tuple[type, ChangedClass]]:
-        for name, change in changes.classes.items():
-            kind = vars(self._module).get(name)
-            self._form.members[name] = change.members
-            if not isinstance(kind, type) or kind.__module__ != self._module.__name__:
-                self._form.refused[name] = f"{self._module.__name__}.{name} was replaced by {name_of(kind)}"
-            elif change.refused:
-                self._form.refused[name] = change.refused
-            else:
-                yield kind, change
 
-    def _make(self, kind: type, change: ChangedClass, code: CodeType) -> None:
-        bases = [kind, *(self._form.classes[base] for base in kind.__mro__ if base in self._form.classes)]
-        names: dict[str, Any] = {BASES: tuple(bases)}
-        exec(code, vars(self._module), names)
-        subclass = names[change.name]
-        if not live.set_class_cell(subclass, definition(code, change.name), kind):
-            self._form.refused[change.name] = "it calls super() where a decorator hides the call"
-            return
-        setattr(subclass, FORM, self._homes)
-        self._form.classes[kind] = with_copies(subclass, kind)
-        setattr(self._homes, change.name, subclass)
+def _usable(form: Form, changes: Delta) -> Iterator[tuple[type, ChangedClass]]:
+    """Yield the classes of the module that can have a changed form; note the members of all, and refusals."""
+    module = form.module
+    for name, change in changes.classes.items():
+        kind = vars(module).get(name)
+        form.members[name] = change.members
+        if not isinstance(kind, type) or kind.__module__ != module.__name__:
+            form.refused[name] = f"{module.__name__}.{name} was replaced by {name_of(kind)}"
+        elif change.refused:
+            form.refused[name] = change.refused
+        else:
+            yield kind, change
 
-    def _code_of(self, place: str) -> CodeType | None:
-        """Return the code of a recognised definition: from the changed class, or from the loaded module."""
-        if (code := self._codes.get(place)) is not None:
-            return code
-        home, _, name = place.rpartition(".")
-        scope: Mapping[str, Any] = vars(self._module)
-        if home:
-            kind = scope.get(home)
-            scope = vars(kind) if isinstance(kind, type) else {}
-        written = definition(self._written, place)
-        return None if written is None else live.code_like(written, scope.get(name))
+
+def _add_class(form: Form, homes: ModuleType, kind: type, change: ChangedClass, body: CodeType) -> None:
+    bases = [kind, *(form.classes[base] for base in kind.__mro__ if base in form.classes)]
+    names: dict[str, Any] = {BASES: tuple(bases)}
+    exec(body, vars(form.module), names)
+    subclass = names[change.name]
+    if not live.set_class_cell(subclass, definition(body, change.name), kind):
+        form.refused[change.name] = "it calls super() where a decorator hides the call"
+        return
+    setattr(subclass, FORM, homes)
+    form.classes[kind] = with_copies(subclass, kind)
+    setattr(homes, change.name, subclass)
+
+
+def _code_of(form: Form, codes: Mapping[str, CodeType], place: str) -> CodeType | None:
+    """Return the code of a recognised definition: from the changed class, or from the loaded module."""
+    if (code := codes.get(place)) is not None:
+        return code
+    home, _, name = place.rpartition(".")
+    scope: Mapping[str, Any] = vars(form.module)
+    if home:
+        kind = scope.get(home)
+        scope = vars(kind) if isinstance(kind, type) else {}
+    written = definition(form.written, place)
+    return None if written is None else live.code_like(written, scope.get(name))

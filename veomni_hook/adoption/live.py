@@ -1,29 +1,18 @@
-"""Code objects: those compiled from a module's source, and those that its classes run."""
+"""What the classes of a loaded module run, compared with the code that was compiled from its source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import CellType, CodeType, FunctionType, ModuleType
 
-from veomni_hook.kernels.shared.origin import home_of, name_of
+from veomni_hook.kernels.shared.origin import home_of, name_of, underlying
 from veomni_hook.kernels.slot.comparison import definition
 
-__all__ = ["code_like", "definitions", "replaced", "set_class_cell"]
+__all__ = ["code_like", "replaced", "set_class_cell"]
 
 #: Packages whose decorators wrap methods in installed modeling code.
 _DECORATORS = ("torch", "transformers")
 _CLASS_CELL = "__class__"
-
-
-def definitions(code: CodeType, inside: str = "") -> Iterator[tuple[str, CodeType]]:
-    """Yield the qualified name and the code of the classes and functions in ``code``, nested ones too."""
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            place = f"{inside}{constant.co_name}"
-            yield place, constant
-            yield from definitions(constant, f"{place}.")
 
 
 def code_like(written: CodeType, found: object) -> CodeType | None:
@@ -89,31 +78,19 @@ def _layers(found: object) -> Iterator[FunctionType]:
         function = _peeled(getattr(function, "__wrapped__", None) or _of_hub(function))
 
 
-def _peeled(found: Any) -> object:
-    while True:
-        if isinstance(found, (MethodType, staticmethod, classmethod)):
-            found = found.__func__
-        elif isinstance(found, partial):
-            found = found.func
-        elif isinstance(found, property):
-            found = found.fget
-        elif hasattr(type(found), "kernel_layer_name"):
-            found = type(found).forward  # the package ``kernels`` made a module of a function
-        else:
-            return found
+def _peeled(found: object) -> object:
+    function = underlying(found)
+    if isinstance(function, property):
+        return _peeled(function.fget)
+    if hasattr(type(function), "kernel_layer_name"):
+        return _peeled(type(function).forward)  # the package ``kernels`` made a module of a function
+    return function
 
 
 def _of_hub(function: FunctionType) -> object:
     """Return the function that a ``kernels`` module, made of that function, calls in its forward, or None."""
     if hasattr(function, "kernel_layer_name") or function.__name__ != "forward":
         return None
-    contents = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    contents = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     inner = [content for content in contents if isinstance(content, FunctionType)]
     return inner[0] if len(inner) == 1 and home_of(function).startswith("kernels.") else None
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # unbound variable
-        return False

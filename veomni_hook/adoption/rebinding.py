@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veomni_hook.adoption.classes import former_class, subclass_for
@@ -58,89 +60,16 @@ def adopt(model: nn.Module) -> Adoption:
             where=_HERE,
             fix="run `import veomni_hook.install` or `veomni_hook.activate()` first",
         )
-    survey = _Survey(model)
-    report = survey.apply(Adoption(name))
+    report = Adoption(name)
+    forms: dict[str, Form | Unchanged] = {}
+    _rebind(model, report, forms)
     if not (report.adopted or report.before):
-        raise survey.nothing(report)
+        raise _nothing(report, forms)
     report.multiply(model)
     return report
 
 
-class _Survey:
-    """The plans for the classes of a model's modules."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._plans: dict[type, _Plan] = {}
-        self._forms: dict[str, Form | Unchanged] = {}
-
-    def apply(self, report: Adoption) -> Adoption:
-        """Change the classes, and record the result for each module."""
-        for place, module in list(self._model.named_modules()):
-            kind = type(module)
-            if kind not in self._plans:
-                self._plans[kind] = self._plan(kind)
-            plan = self._plans[kind]
-            if plan.before:
-                report.note(report.before, kind, place, plan.before)
-                continue
-            if plan.made is None and not plan.reason:
-                continue  # patches do not change it
-            reason = plan.reason
-            if not reason and (own := sorted(plan.members & vars(module).keys())):
-                standing = name_of(vars(module)[own[0]])
-                reason = f"it has its own {own[0]} ({standing}), which would hide the patched one"
-            if not reason and plan.made is not None:
-                reason = report.rebind(module, plan.made, place, plan.routed)
-                homes = {base.__module__ for base in kind.__mro__} if not reason else set()
-                STATE.adopted |= {name for name in homes if isinstance(self._forms.get(name), Form)}
-            if reason:
-                report.note(report.refused, kind, place, reason)
-        report.shared = {
-            name: form.shared for name, form in self._forms.items() if isinstance(form, Form) and form.shared
-        }
-        return report
-
-    def nothing(self, report: Adoption) -> AdoptionError:
-        """Return the error for a model without any patched module."""
-        name = type(self._model).__name__
-        if report.refused:
-            reasons = "; ".join(
-                f"{refusal.kind} ({refusal.first}): {refusal.reason}" for refusal in report.refused
-            )
-            return AdoptionError(
-                f"no module of this {name} could be adopted. {reasons}",
-                where=_HERE,
-                fix="adopt the model right after it is created, before other libraries change or wrap it",
-            )
-        if not self._forms:
-            what = "no class in it is from a modeling file of transformers"
-            fix = "pass the model itself, a transformers model"
-        else:
-            what = f"no patch applies to {', '.join(self._forms)}"
-            fix = "see `veomni-hook list FAMILY` for what is routed, `veomni-hook doctor` for the settings"
-        return AdoptionError(f"no module of this {name} could be adopted: {what}", where=_HERE, fix=fix)
-
-    def _plan(self, kind: type) -> _Plan:
-        if former_class(kind) is not None:
-            return _Plan(before="adopted before")
-        forms: dict[type, Form] = {}
-        for base in kind.__mro__:
-            if not is_in_question(base.__module__):
-                continue
-            form = self._forms.get(base.__module__)
-            if form is None:
-                form = self._forms[base.__module__] = form_of(base.__module__)
-            if isinstance(form, Form):
-                forms[base] = form
-            elif form.patched:
-                if places_of(kind):
-                    return _Plan(before="patched when its module was imported")
-            elif form.reason:
-                return _Plan(reason=form.reason)
-        return _from_forms(kind, forms)
-
-
+@dataclass(frozen=True)
 class _Plan:
     """What happens to the modules of one class.
 
@@ -152,20 +81,79 @@ class _Plan:
         routed: the formulas for which `made` asks kernels, as ``op/variant``.
     """
 
-    def __init__(
-        self,
-        subclass: type | None = None,
-        *,
-        members: frozenset[str] = frozenset(),
-        reason: str = "",
-        before: str = "",
-    ) -> None:
-        self.made = subclass
-        self.members = members
-        self.reason = reason
-        self.before = before
-        places = () if subclass is None else places_of(subclass)
-        self.routed = tuple(dict.fromkeys(f"{place.slot.op}/{place.slot.variant}" for place in places))
+    made: type | None = None
+    members: frozenset[str] = frozenset()
+    reason: str = ""
+    before: str = ""
+    routed: tuple[str, ...] = ()
+
+
+def _rebind(model: nn.Module, report: Adoption, forms: dict[str, Form | Unchanged]) -> None:
+    """Change the classes of a model's modules, and record the result for each; ``forms`` gets the forms."""
+    plans: dict[type, _Plan] = {}
+    for place, module in list(model.named_modules()):
+        kind = type(module)
+        if kind not in plans:
+            plans[kind] = _plan(kind, forms)
+        plan = plans[kind]
+        if plan.before:
+            report.note(report.before, kind, place, plan.before)
+            continue
+        if plan.made is None and not plan.reason:
+            continue  # patches do not change it
+        reason = plan.reason
+        if not reason and (own := sorted(plan.members & vars(module).keys())):
+            standing = name_of(vars(module)[own[0]])
+            reason = f"it has its own {own[0]} ({standing}), which would hide the patched one"
+        if not reason and plan.made is not None:
+            reason = report.rebind(module, plan.made, place, plan.routed)
+            homes = {base.__module__ for base in kind.__mro__} if not reason else set()
+            STATE.adopted |= {name for name in homes if isinstance(forms.get(name), Form)}
+        if reason:
+            report.note(report.refused, kind, place, reason)
+    report.shared = {
+        name: form.shared for name, form in forms.items() if isinstance(form, Form) and form.shared
+    }
+
+
+def _nothing(report: Adoption, forms: Collection[str]) -> AdoptionError:
+    """Return the error for a model without any patched module; ``forms``: its modeling modules."""
+    if report.refused:
+        reasons = "; ".join(
+            f"{refusal.kind} ({refusal.first}): {refusal.reason}" for refusal in report.refused
+        )
+        return AdoptionError(
+            f"no module of this {report.model} could be adopted. {reasons}",
+            where=_HERE,
+            fix="adopt the model right after it is created, before other libraries change or wrap it",
+        )
+    if not forms:
+        what = "no class in it is from a modeling file of transformers"
+        fix = "pass the model itself, a transformers model"
+    else:
+        what = f"no patch applies to {', '.join(forms)}"
+        fix = "see `veomni-hook list FAMILY` for what is routed, `veomni-hook doctor` for the settings"
+    return AdoptionError(f"no module of this {report.model} could be adopted: {what}", where=_HERE, fix=fix)
+
+
+def _plan(kind: type, forms: dict[str, Form | Unchanged]) -> _Plan:
+    if former_class(kind) is not None:
+        return _Plan(before="adopted before")
+    changed: dict[type, Form] = {}
+    for base in kind.__mro__:
+        if not is_in_question(base.__module__):
+            continue
+        form = forms.get(base.__module__)
+        if form is None:
+            form = forms[base.__module__] = form_of(base.__module__)
+        if isinstance(form, Form):
+            changed[base] = form
+        elif form.patched:
+            if places_of(kind):
+                return _Plan(before="patched when its module was imported")
+        elif form.reason:
+            return _Plan(reason=form.reason)
+    return _from_forms(kind, changed)
 
 
 def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
@@ -176,18 +164,20 @@ def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
     changed = {base: form for base, form in forms.items() if base in form.classes}
     if not changed:
         return _Plan()
-    members = frozenset(name for base, form in changed.items() for name in form.members[base.__qualname__])
     if kind in changed:
-        return _Plan(changed[kind].classes[kind], members=members)
-    if library := _library_of(kind):
+        subclass = changed[kind].classes[kind]
+    elif library := _library_of(kind):
         return _Plan(
             reason=f"its class was made by {library} while the program ran: adopt the model before that"
         )
-    try:
-        subclass = subclass_for(kind, [form.classes[base] for base, form in changed.items()])
-    except TypeError as error:
-        return _Plan(reason=f"no subclass of its class can be made: {error}")
-    return _Plan(subclass, members=members)
+    else:
+        try:
+            subclass = subclass_for(kind, [form.classes[base] for base, form in changed.items()])
+        except TypeError as error:
+            return _Plan(reason=f"no subclass of its class can be made: {error}")
+    members = frozenset(name for base, form in changed.items() for name in form.members[base.__qualname__])
+    routed = dict.fromkeys(f"{place.slot.op}/{place.slot.variant}" for place in places_of(subclass))
+    return _Plan(subclass, members, routed=tuple(routed))
 
 
 def _library_of(kind: type) -> str:

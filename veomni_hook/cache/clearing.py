@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from veomni_hook.cache import entry, lease
 from veomni_hook.cache.inventory import (
@@ -32,7 +32,7 @@ __all__ = ["ClearResult", "clear"]
 _ABANDONED_AFTER = 3600.0  # seconds; a writer takes milliseconds between creating and renaming its file
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClearResult(Result):
     """Paths of `removed` entries, `manifests` removed, `freed` bytes; the rest is `in_use` or `failed`."""
 
@@ -41,15 +41,6 @@ class ClearResult(Result):
     freed: int = 0
     in_use: tuple[Finding, ...] = ()
     failed: tuple[Finding, ...] = ()
-
-
-@dataclass
-class _Clearing:
-    removed: list[str] = field(default_factory=list)
-    manifests: int = 0
-    freed: int = 0
-    in_use: list[Finding] = field(default_factory=list)
-    failed: list[Finding] = field(default_factory=list)
 
 
 def clear(folder: str, *, force: bool = False) -> ClearResult:
@@ -61,7 +52,7 @@ def clear(folder: str, *, force: bool = False) -> ClearResult:
     if root is None:
         return ClearResult(folder)
     with root:
-        clearing = _Clearing()
+        clearing = ClearResult(root.path)
         manifests = manifests_of(root)
         for name in entries_of(root, manifests.values()):
             _remove_entry(root, name, clearing, force=force)
@@ -75,17 +66,10 @@ def clear(folder: str, *, force: bool = False) -> ClearResult:
             if not kept:
                 clearing.manifests += _remove_file(root, f"{entry.KEYS}/{key}", clearing)
         _remove_leftovers(root, manifests, clearing)
-        return ClearResult(
-            root.path,
-            tuple(clearing.removed),
-            clearing.manifests,
-            clearing.freed,
-            tuple(clearing.in_use),
-            tuple(clearing.failed),
-        )
+        return clearing
 
 
-def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) -> None:
+def _remove_entry(root: Root, name: str, clearing: ClearResult, *, force: bool) -> None:
     release = name.partition("/")[0]
     size = size_of(root, name)
     descriptor = None
@@ -102,43 +86,43 @@ def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) ->
         else:
             root.unlink(name)
     except lease.InUse as in_use:
-        clearing.in_use.append(Finding(root.full(name), str(in_use)))
+        clearing.in_use += (Finding(root.full(name), str(in_use)),)
         return
     except (FileNotFoundError, IsADirectoryError):
         return  # another `clear` was faster, and the entry may have been published again since
     except OSError as error:
-        clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+        clearing.failed += (Finding(root.full(name), error.strerror or str(error)),)
         return
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    clearing.removed.append(root.full(name))
+    clearing.removed += (root.full(name),)
     clearing.freed += size
 
 
-def _remove_tree(root: Root, name: str, clearing: _Clearing) -> None:
+def _remove_tree(root: Root, name: str, clearing: ClearResult) -> None:
     try:
         root.remove_tree(name)
     except FileNotFoundError:
         return  # another `clear` takes the same leftover apart
     except OSError as error:
-        clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+        clearing.failed += (Finding(root.full(name), error.strerror or str(error)),)
 
 
-def _remove_file(root: Root, name: str, clearing: _Clearing) -> bool:
+def _remove_file(root: Root, name: str, clearing: ClearResult) -> bool:
     size = size_of(root, name)
     try:
         root.unlink(name)
     except FileNotFoundError:
         return False
     except OSError as error:
-        clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+        clearing.failed += (Finding(root.full(name), error.strerror or str(error)),)
         return False
     clearing.freed += size
     return True
 
 
-def _remove_leftovers(root: Root, manifests: Collection[str], clearing: _Clearing) -> None:
+def _remove_leftovers(root: Root, manifests: Collection[str], clearing: ClearResult) -> None:
     for name in names_in(root, entry.KEYS):
         path = f"{entry.KEYS}/{name}"
         age = 0.0

@@ -13,7 +13,6 @@ from __future__ import annotations
 import marshal
 from types import CodeType
 
-from veomni_hook.cache.results import Hit
 from veomni_hook.cache.trusted_folder import Defect, Root
 
 # Commands import this module before they know that they need the cache. So functions import json and
@@ -30,14 +29,11 @@ __all__ = [
     "bytecode_name",
     "check_bytecode",
     "check_text",
-    "entry_name",
     "is_plain",
     "load",
-    "make_hit",
     "pack_bytecode",
     "read_manifest",
     "seal",
-    "text_name",
 ]
 
 KEYS = "keys"
@@ -98,12 +94,13 @@ class Manifest:
     @property
     def entry(self) -> str:
         """The folder of the entry, relative to the root."""
-        return entry_name(self.distribution, self.version, self.patch_hash)
+        return f"{self.distribution}-{self.version}/{self.patch_hash}"
 
     @property
     def text(self) -> str:
-        """The stored text's name, relative to the root."""
-        return text_name(self.entry, self.module)
+        """The stored text's name, relative to the root: the module's path without its first package."""
+        below = self.module.partition(".")[2] or self.module
+        return f"{self.entry}/{below.replace('.', '/')}.py"
 
     def encode(self) -> bytes:
         """The manifest file's bytes."""
@@ -126,16 +123,6 @@ def seal(data: bytes | memoryview) -> bytes:
 def is_plain(name: str) -> bool:
     """Whether a name is a single path component that is neither hidden nor leads elsewhere."""
     return bool(name) and name[0] != "." and name.isprintable() and not set(name) & set('/\\:*?"<>|')
-
-
-def entry_name(distribution: str, version: str, patch_hash: str) -> str:
-    """The folder of an entry, relative to the root."""
-    return f"{distribution}-{version}/{patch_hash}"
-
-
-def text_name(entry: str, module: str) -> str:
-    """The stored text of `module`: its path without its first package."""
-    return f"{entry}/{(module.partition('.')[2] or module).replace('.', '/')}.py"
 
 
 def bytecode_name(text: str, tag: str) -> str:
@@ -193,8 +180,8 @@ def check_bytecode(data: bytes, path: str, text_seal: str, tag: str) -> memoryvi
     return payload
 
 
-def load(root: Root, manifest: Manifest) -> Hit:
-    """Check a patched entry for this interpreter and read it; raises Defect."""
+def load(root: Root, manifest: Manifest) -> tuple[CodeType, bytes]:
+    """Check a patched entry for this interpreter, and return its code and its text; raises Defect."""
     from importlib.util import MAGIC_NUMBER
 
     text = check_text(root, manifest)
@@ -212,23 +199,7 @@ def load(root: Root, manifest: Manifest) -> Hit:
         raise Defect(f"{path} holds no code object but a {type(code).__name__}")
     if code.co_filename != root.full(manifest.text):
         raise Defect(f"{path} was compiled as {code.co_filename}: the cache was moved")
-    return make_hit(root, manifest, code, text)
-
-
-def make_hit(root: Root, manifest: Manifest, code: CodeType, text: bytes) -> Hit:
-    """Return the hit for an entry whose code and text are already loaded."""
-    return Hit(
-        module=manifest.module,
-        distribution=manifest.distribution,
-        version=manifest.version,
-        patch_hash=manifest.patch_hash,
-        path=root.full(manifest.text),
-        code=code,
-        text=text,
-        report=manifest.report,
-        absent=manifest.absent,
-        consult=manifest.consult,
-    )
+    return code, text
 
 
 def check_text(root: Root, manifest: Manifest) -> bytes:

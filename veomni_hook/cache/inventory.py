@@ -61,7 +61,7 @@ class Finding:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
     """Base of the results: what was found in the folder `root`."""
 
@@ -72,7 +72,7 @@ class Result:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CacheInfo(Result):
     """What the cache holds: total `size` in bytes, and `unpatched` modules known to need no patch."""
 
@@ -86,7 +86,7 @@ class CacheInfo(Result):
     entries: tuple[EntryInfo, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class VerifyResult(Result):
     """`defects` are entries that no import will use; `stale` ones depend on a config that has changed.
 

@@ -14,7 +14,7 @@ from veomni_hook.cache import lease
 from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.ownership import swap_problem
 
-__all__ = ["NOWHERE", "Location", "choose", "make_temporary"]
+__all__ = ["NOWHERE", "choose", "make_temporary"]
 
 #: The folder name that selects a cache in memory only; it cannot contain files.
 NOWHERE = os.devnull
@@ -22,18 +22,11 @@ NOWHERE = os.devnull
 _APPLICATION = "veomni-hook"
 
 
-class Location:
-    """A folder's real absolute path; `problem` is empty, or why it cannot be used."""
+def choose(cache_dir: str | None) -> tuple[str, str]:
+    """Return the real absolute path of the cache folder, and why it cannot be used; empty if it can.
 
-    __slots__ = ("path", "problem")
-
-    def __init__(self, path: str, problem: str = "") -> None:
-        self.path = path
-        self.problem = problem
-
-
-def choose(cache_dir: str | None) -> Location:
-    """`cache_dir`, or the user's cache folder; created private (0700) if missing. Never raises."""
+    It is `cache_dir`, or the user's cache folder; created private (0700) if missing. Never raises.
+    """
     path = os.path.expanduser(cache_dir or "")
     if not path:
         import platformdirs  # not where a setting names the folder
@@ -42,25 +35,25 @@ def choose(cache_dir: str | None) -> Location:
             path = platformdirs.user_cache_dir(_APPLICATION, appauthor=False)
     if not path or path.startswith("~"):
         path = path or "the user's cache folder"
-        return Location(path, f"{path}: this user has no home folder, and VEOMNI_CACHE_DIR names no other")
+        return path, f"{path}: this user has no home folder, and VEOMNI_CACHE_DIR names no other"
     try:
         path = os.path.abspath(path)
     except OSError as error:
-        return Location(path, f"{path} is relative, and there is no working directory: {error.strerror}")
+        return path, f"{path} is relative, and there is no working directory: {error.strerror}"
     if problem := swap_problem(path, what="the cache"):
-        return Location(path, problem)
+        return path, problem
     real = os.path.realpath(path)
     try:
         Root.create(real).close()
     except Defect as defect:
-        return Location(real, str(defect))
+        return real, str(defect)
     except OSError as error:
-        return Location(real, f"{error.filename or real}: {error.strerror or error}")
-    return Location(real)
+        return real, f"{error.filename or real}: {error.strerror or error}"
+    return real, ""
 
 
-def make_temporary(process: int | None = None) -> Location:
-    """Create a private folder; this process removes it at exit.
+def make_temporary(process: int | None = None) -> tuple[str, str]:
+    """Create a private folder, which this process removes at exit; return its path, or why there is none.
 
     Args:
         process: the process that loaded the hook; processes forked from it create no folder.
@@ -70,13 +63,13 @@ def make_temporary(process: int | None = None) -> Location:
     import tempfile
 
     if _may_end_without_cleaning(process):
-        return Location("", "a forked process makes no temporary folder: it may end without removing it")
+        return "", "a forked process makes no temporary folder: it may end without removing it"
     try:
         path = os.path.realpath(tempfile.mkdtemp(prefix=f"{_APPLICATION}-"))
     except OSError as error:
-        return Location("", f"no temporary folder can be made: {error.strerror or error}")
+        return "", f"no temporary folder can be made: {error.strerror or error}"
     atexit.register(_remove_temporary, path, os.getpid())
-    return Location(path)
+    return path, ""
 
 
 def _may_end_without_cleaning(process: int | None) -> bool:

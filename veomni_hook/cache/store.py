@@ -1,4 +1,4 @@
-"""Lookup and publication of patched modules; see `results` for what they return and `entry` for the files.
+"""Lookup and publication of patched modules; see `entry` for the files.
 
 A lookup never raises: every defect is a Miss with its reason. A publication never breaks an import either:
 a full or read-only disk gives NotStored with its reason. Published content depends only on the key, so
@@ -14,13 +14,13 @@ from contextlib import suppress
 from veomni_hook.cache import entry, lease, location
 from veomni_hook.cache.inputs import check_inputs
 from veomni_hook.cache.key import interpreter_tag
-from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
 from veomni_hook.cache.trusted_folder import Defect, Root, Vanished, write_problem
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import CodeType
+    from typing import Any
 
     from veomni_hook.cache.clearing import ClearResult
     from veomni_hook.cache.inputs import Inputs
@@ -31,6 +31,71 @@ __all__ = ["Hit", "Miss", "NotStored", "Store", "Unpatched", "open_store"]
 # A folder can disappear between two steps of a writer only while `clear` runs.
 _ATTEMPTS = 10
 _PAUSE = 0.005  # seconds
+
+
+# Plain classes: dataclasses would cost every first import of a target up to 10 ms.
+class Unpatched:
+    """It is known that no patch applies to the module of `manifest`."""
+
+    __slots__ = ("manifest",)
+
+    def __init__(self, manifest: entry.Manifest) -> None:
+        self.manifest = manifest
+
+    def __repr__(self) -> str:
+        return f"Unpatched({self.manifest.module!r})"
+
+
+class Hit:
+    """A stored patched module, checked; its entry is in use until this process ends.
+
+    `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``.
+    """
+
+    __slots__ = ("_text", "code", "manifest", "path")
+
+    def __init__(self, manifest: entry.Manifest, path: str, code: CodeType, text: bytes) -> None:
+        self.manifest = manifest
+        self.path = path
+        self.code = code
+        self._text = text
+
+    def __repr__(self) -> str:
+        return f"Hit({self.manifest.module!r}, {self.path!r})"
+
+    def source(self) -> str:
+        """The stored text, exactly as it was published."""
+        return self._text.decode()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The patch report as it was published; a new dict each time."""
+        import json
+
+        report: dict[str, object] = json.loads(self.manifest.report)
+        return report
+
+
+class _Reasoned:
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r})"
+
+
+class Miss(_Reasoned):
+    """Nothing usable is stored; `reason` says what is missing or wrong."""
+
+    __slots__ = ()
+
+
+class NotStored(_Reasoned):
+    """The module could not be stored; `reason` says why. The import continues without the cache."""
+
+    __slots__ = ()
 
 
 class Store:
@@ -55,7 +120,7 @@ class Store:
         self.reason = reason
         self.refused = "" if mode == "disk" else reason
         self._substitute = substitute
-        self._substitutes: dict[str, Store] = {}
+        self._fallback: Store | None = None
 
     def __repr__(self) -> str:
         return f"Store({self.root!r}, mode={self.mode!r}, reason={self.reason!r})"
@@ -75,8 +140,8 @@ class Store:
         except Exception as error:
             # An unforeseen kind of defect must not break an import either: it is reported.
             reason = f"{type(error).__name__}: {error}"
-        for substitute in self._substitutes.values():
-            answer = substitute.lookup(key, module, process)
+        if self._fallback is not None:
+            answer = self._fallback.lookup(key, module, process)
             if not isinstance(answer, Miss):
                 return answer
         return Miss(reason)
@@ -90,16 +155,13 @@ class Store:
         version: str,
         patch_hash: str,
         text: str,
-        code_factory: Callable[[str], CodeType],
         report: Mapping[str, object],
         absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
         """Store a patched module and return what a lookup would.
 
-        `code_factory` compiles `text` with the given path as ``co_filename`` (it is called again with another
-        path when the first folder cannot be written; its errors propagate). `report` is JSON; a later lookup
-        returns `absent` with the entry.
-        Raises ValueError when the code has another ``co_filename``, TypeError when `report` is not JSON.
+        `report` is JSON; a later lookup returns `absent` with the entry.
+        Raises SyntaxError or ValueError when `text` cannot be compiled, TypeError when `report` is not JSON.
         """
         import json
 
@@ -127,7 +189,7 @@ class Store:
             absent,
             consult=bool(report.get("remarks") or report.get("companions")),
         )
-        return self._publish(manifest, data, code_factory)
+        return self._publish(manifest, data)
 
     def publish_unpatched(self, key: str, module: str, absent: Sequence[tuple[str, str]] = ()) -> None:
         """Store that no patch applies to `module`; a failure is kept in `reason`."""
@@ -146,7 +208,7 @@ class Store:
 
         What cannot be written is only found more slowly, so no failure is kept.
         """
-        for store in (self, *self._substitutes.values()):
+        for store in filter(None, (self, self._fallback)):
             try:
                 with Root(store.root) as root:
                     manifest = entry.read_manifest(root, stored)
@@ -176,15 +238,13 @@ class Store:
 
         return clear(self.root, force=force)
 
-    def _publish(
-        self, manifest: entry.Manifest, text: bytes, code_factory: Callable[[str], CodeType]
-    ) -> Hit | NotStored:
+    def _publish(self, manifest: entry.Manifest, text: bytes) -> Hit | NotStored:
         if not self.root:  # the substitute of a substitute that could not be made
             return NotStored(self.reason)
         for _ in range(_ATTEMPTS):
             try:
                 with Root.create(self.root) as root:
-                    return _publish(root, manifest, text, code_factory)
+                    return _publish(root, manifest, text)
             except (Vanished, FileNotFoundError) as error:
                 self.reason = _reason(error, self.root)
                 time.sleep(_PAUSE)
@@ -194,9 +254,8 @@ class Store:
         self.refused = self.reason
         if self._substitute is None:
             return NotStored(self.reason)
-        if "" not in self._substitutes:
-            self._substitutes.setdefault("", self._substitute(self.reason))
-        return self._substitutes[""]._publish(manifest, text, code_factory)
+        self._fallback = self._fallback or self._substitute(self.reason)
+        return self._fallback._publish(manifest, text)
 
 
 def open_store(cache_dir: str | None = None, *, process: int | None = None) -> Store:
@@ -209,17 +268,17 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
     """
 
     def substitute(problem: str) -> Store:
-        folder = location.make_temporary(process)
-        if folder.problem:
-            return Store("", mode="memory", reason=f"{problem}; {folder.problem}")
-        return Store(folder.path, mode="temporary", reason=problem)
+        folder, why = location.make_temporary(process)
+        if why:
+            return Store("", mode="memory", reason=f"{problem}; {why}")
+        return Store(folder, mode="temporary", reason=problem)
 
     if cache_dir == location.NOWHERE:
         return Store("", mode="memory")
-    chosen = location.choose(cache_dir)
-    if chosen.problem:
-        return substitute(chosen.problem)
-    return Store(chosen.path, reason=write_problem(chosen.path), substitute=substitute)
+    folder, problem = location.choose(cache_dir)
+    if problem:
+        return substitute(problem)
+    return Store(folder, reason=write_problem(folder), substitute=substitute)
 
 
 def _lookup(root: Root, key: str, module: str, process: Inputs | None) -> Hit | Unpatched:
@@ -233,29 +292,25 @@ def _lookup(root: Root, key: str, module: str, process: Inputs | None) -> Hit | 
         raise Defect(f"the key was stored by {manifest.tag}, not by {interpreter_tag()}")
     check_inputs(manifest.inputs, process)
     if not manifest.patch_hash:
-        return Unpatched(module, manifest.absent)
+        return Unpatched(manifest)
     descriptor = lease.share(root, manifest.entry)
     try:
-        hit = entry.load(root, manifest)
+        code, text = entry.load(root, manifest)
     except BaseException:
         os.close(descriptor)
         raise
     lease.keep(descriptor, root.path)
-    return hit
+    return Hit(manifest, root.full(manifest.text), code, text)
 
 
-def _publish(
-    root: Root, manifest: entry.Manifest, text: bytes, code_factory: Callable[[str], CodeType]
-) -> Hit:
+def _publish(root: Root, manifest: entry.Manifest, text: bytes) -> Hit:
     root.make_folders(manifest.entry)
     descriptor = lease.share(root, manifest.entry, create=True)
     try:
         bytecode = entry.bytecode_name(manifest.text, manifest.tag)
         root.make_folders(bytecode.rpartition("/")[0])
         path = root.full(manifest.text)
-        code = code_factory(path)
-        if code.co_filename != path:
-            raise ValueError(f"code_factory compiled {manifest.module} as {code.co_filename}, not as {path}")
+        code = compile(text.decode(), path, "exec", dont_inherit=True)
         stored = None
         with suppress(Defect):
             stored = root.read(manifest.text)
@@ -267,7 +322,7 @@ def _publish(
         os.close(descriptor)
         raise
     lease.keep(descriptor, root.path)
-    return entry.make_hit(root, manifest, code, text)
+    return Hit(manifest, path, code, text)
 
 
 def _write_manifest(root: Root, manifest: entry.Manifest) -> None:

@@ -22,7 +22,7 @@ from veomni_hook.finders import absent_modules, already_imported
 from veomni_hook.finders.applicable import asks_idioms, is_builtin
 from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import note, warn
-from veomni_hook.finders.outcome import NOTHING, Outcome, Patched
+from veomni_hook.finders.outcome import NOTHING, Outcome
 from veomni_hook.finders.process_cache import from_hit, lookup, outdated, report_refusal, stage2, store
 from veomni_hook.finders.recording import record_replacements
 from veomni_hook.finders.state import STATE
@@ -59,7 +59,7 @@ class Built:
 
 def build(
     upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
-) -> Patched | str | None:
+) -> Outcome | str | None:
     """Load the configs of a module, and patch and publish it if the cache does not hold what they make of it.
 
     Args:
@@ -70,7 +70,7 @@ def build(
         miss: why the cache was missed with this key.
 
     Returns:
-        The patched form, or the reason why nothing applies. None if a plugin failed: then other configs
+        The outcome, or the reason why nothing applies. None if a plugin failed: then other configs
         apply, and the module has another key.
     """
     built = load_and_build(upstream, settings, names, stage)
@@ -78,21 +78,21 @@ def build(
         return None
     if isinstance(built.stored, Hit):
         cache = "hit" if built.cached else "miss"
-        return from_hit(built.stored, upstream, cache, STATE.unrecorded or miss), None, built.stored.code
+        return from_hit(built.stored, upstream, cache, STATE.unrecorded or miss)
     if isinstance(built.stored, Unpatched) or built.patched is None:
         return built.failed or NOTHING
     stored = stored_form(built.patched)
-    outcome = Outcome(
-        upstream.module,
+    return Outcome(
+        module=upstream.module,
         patched=True,
         reason=built.stored.reason,
         cache="memory",
         origin=upstream.path,
         patch_hash=stored.patch_hash,
-        report=stored.report.to_dict,
+        read_report=stored.report.to_dict,
         consult=bool(stored.report.remarks or stored.report.companions),
+        text=stored.text,
     )
-    return outcome, stored.text, None
 
 
 def load_and_build(
@@ -252,7 +252,6 @@ def publish(
         version=upstream.version,
         patch_hash=stored.patch_hash,
         text=stored.text,
-        code_factory=lambda path: compile(stored.text, path, "exec", dont_inherit=True),
         report=stored.report.to_dict(),
         absent=missing,
     )

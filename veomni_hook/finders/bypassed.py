@@ -54,7 +54,7 @@ def outcomes() -> dict[str, Outcome]:
         reason += f", or taken by a finder ahead of it on sys.meta_path ({ahead})"
     adopted = "; veomni_hook.adopt has patched models of it"
     return {
-        name: Outcome(name, patched=False, reason=reason + (adopted if name in STATE.adopted else ""))
+        name: Outcome(module=name, patched=False, reason=reason + (adopted if name in STATE.adopted else ""))
         for name in names
     }
 
@@ -72,8 +72,7 @@ def imported_before() -> list[str]:
     names = []
     for name, module in list(sys.modules.items()):
         if is_target(name) or (remote and is_remote(name)) or is_target_if_named(name):
-            spec = getattr(module, "__spec__", None)
-            if spec is not None and not is_patched(module) and would_patch(name, spec):
+            if not is_patched(module) and would_patch(name):
                 names.append(name)
     return names
 
@@ -120,8 +119,7 @@ def _is_target(name: str) -> bool:
 def _would_be_patched(name: str) -> bool:
     from veomni_hook.finders.patched_form import would_patch
 
-    spec = getattr(sys.modules.get(name), "__spec__", None)
     try:
-        return spec is not None and would_patch(name, spec)
+        return would_patch(name)
     except VeomniHookError:
         return True  # it has patches that do not apply: not an error of the module being imported

@@ -16,23 +16,14 @@ if TYPE_CHECKING:
 
     from veomni_hook.settings import Settings
 
-__all__ = ["BOOTSTRAP", "Inherited", "environment", "is_inherited", "put", "take_out"]
+    #: What `put` changed in an environment, so that `take_out` can undo exactly that: the new and the
+    #: previous value of each changed variable (None: it was not set), and what was added to PYTHONPATH.
+    Inherited = tuple[dict[str, tuple[str, str | None]], list[str]]
+
+__all__ = ["BOOTSTRAP", "environment", "is_inherited", "put", "take_out"]
 
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
 _PATH = "PYTHONPATH"
-
-
-class Inherited:
-    """What `put` changed in an environment, so that `take_out` can undo exactly that.
-
-    Attributes:
-        variables: the new and the previous value of each changed variable (None: it was not set).
-        entries: what was added to PYTHONPATH.
-    """
-
-    def __init__(self, variables: dict[str, tuple[str, str | None]], entries: list[str]) -> None:
-        self.variables = variables
-        self.entries = entries
 
 
 def environment(settings: Settings, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -58,35 +49,30 @@ def environment(settings: Settings, environ: Mapping[str, str] | None = None) ->
     return variables
 
 
-def is_inherited(environ: Mapping[str, str] | None = None) -> bool:
+def is_inherited(environ: Mapping[str, str]) -> bool:
     """Whether children of this environment already activate the hook."""
-    return BOOTSTRAP in _entries(os.environ if environ is None else environ)
+    return BOOTSTRAP in _entries(environ)
 
 
-def put(settings: Settings, environ: MutableMapping[str, str] | None = None) -> Inherited:
-    """Add the hook with these settings to an environment, by default this process's own.
-
-    Returns:
-        What was changed, for `take_out`.
-    """
-    environ = os.environ if environ is None else environ
+def put(settings: Settings, environ: MutableMapping[str, str]) -> Inherited:
+    """Add the hook with these settings to an environment; return what was changed, for `take_out`."""
     wanted = environment(settings, environ)
     before = _entries(environ)
-    changed = {name: (value, environ.get(name)) for name, value in wanted.items()}
+    pairs = {name: (value, environ.get(name)) for name, value in wanted.items()}
     environ.update(wanted)
-    added = [entry for entry in _entries(environ) if entry not in before]
-    return Inherited({name: pair for name, pair in changed.items() if pair[0] != pair[1]}, added)
+    changed = {name: (now, then) for name, (now, then) in pairs.items() if now != then}
+    return changed, [entry for entry in _entries(environ) if entry not in before]
 
 
-def take_out(inherited: Inherited, environ: MutableMapping[str, str] | None = None) -> None:
+def take_out(inherited: Inherited, environ: MutableMapping[str, str]) -> None:
     """Undo a `put`; keep what others have changed since."""
-    environ = os.environ if environ is None else environ
-    for name, (ours, before) in inherited.variables.items():
+    variables, added = inherited
+    for name, (ours, before) in variables.items():
         if environ.get(name) == ours:
             _restore(environ, name, before)
         elif name == _PATH:
             entries = _entries(environ)
-            for entry in inherited.entries:
+            for entry in added:
                 if entry in entries:
                     entries.remove(entry)
             nothing = None if before is None else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ def load(names: Iterable[str], points: Mapping[str, EntryPoint] = _NO_POINTS) ->
     """
     names = tuple(names)
     watched = [name for name in names if not is_builtin(name)]
-    with serving_upstream(), serving_patchgen(), record(watched) if watched else nullcontext():
+    with serving_upstream(), serving_patchgen(), record(watched):
         return [_load_announced(name, points[name]) if name in points else _load(name) for name in names]
 
 

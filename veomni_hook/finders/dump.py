@@ -9,7 +9,7 @@ from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.finders.build import patch_with_idioms
 from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import say, warn
-from veomni_hook.finders.outcome import Patched
+from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.ownership import swap_problem
 from veomni_hook.patches.render import dump_text, unified_diff
@@ -38,8 +38,8 @@ def open_folder(path: str) -> Folder:
     return Folder.create(path)
 
 
-def dump(upstream: Upstream, settings: Settings, form: Patched) -> str | None:
-    """Write `<dump_dir>/<module path>.py` and `.diff`; return the path, None if that fails.
+def dump(upstream: Upstream, settings: Settings, outcome: Outcome) -> None:
+    """Write `<dump_dir>/<module path>.py` and `.diff`.
 
     The text is the one that is executed. The module is patched again for the diff. No symbolic link is
     followed, neither `dump_dir` nor anything in it. A folder that cannot be written, or that another user
@@ -48,8 +48,8 @@ def dump(upstream: Upstream, settings: Settings, form: Patched) -> str | None:
     _, loaded = load_for(upstream.module, settings)
     patched, _ = patch_with_idioms(upstream, with_registered(loaded), settings)
     if patched is None:
-        return None
-    outcome, text, _ = form
+        return
+    text = outcome.text
     if text is None:
         with open(outcome.stored or "", encoding="utf-8", newline="") as file:
             text = file.read()
@@ -67,7 +67,6 @@ def dump(upstream: Upstream, settings: Settings, form: Patched) -> str | None:
             f"the patched source of {upstream.module} cannot be dumped to {settings.dump_dir}: {error}. "
             "Name a folder of your own in VEOMNI_DUMP_DIR"
         )
-        return None
+        return
     path = os.path.join(settings.dump_dir, *name.split("/")) + ".py"
     say(f"dumped {upstream.module}: {path}, {path[:-3]}.diff")
-    return path

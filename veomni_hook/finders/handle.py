@@ -129,20 +129,19 @@ def _share_with_children() -> None:
     Raises:
         SettingsError: the setting that asks for it is invalid.
     """
-    if STATE.inherited is None and not (STATE.handles and _children_are_asked_for()):
-        return
-    from veomni_hook.finders import children
-
     if STATE.inherited is not None:
+        from veomni_hook.finders.children import take_out
+
         # First, so that our own variables are not mistaken for the user's.
-        children.take_out(STATE.inherited)
+        take_out(STATE.inherited, os.environ)
         STATE.inherited = None
     if STATE.handles and _children_are_asked_for():
+        from veomni_hook.finders.children import put
         from veomni_hook.finders.settings_in_force import current_settings
 
         settings = current_settings()
         if settings.children and settings.enabled:
-            STATE.inherited = children.put(settings)
+            STATE.inherited = put(settings, os.environ)
 
 
 def _children_are_asked_for() -> bool:
@@ -153,7 +152,7 @@ def _children_are_asked_for() -> bool:
         return False
     from veomni_hook.finders.children import is_inherited
 
-    return any(STATE.handles.values()) or not is_inherited()
+    return any(STATE.handles.values()) or not is_inherited(os.environ)
 
 
 def _a_file_mentions_children() -> bool:
@@ -165,18 +164,15 @@ def _a_file_mentions_children() -> bool:
     while True:
         for name in ("veomni-hook.toml", "pyproject.toml"):
             path = os.path.join(folder, name)
-            if os.path.isfile(path) and _mentions(path, b"children"):
-                return True
+            try:
+                if os.path.isfile(path):
+                    with open(path, "rb") as file:
+                        if b"children" in file.read():
+                            return True
+            except OSError:
+                continue
         if folder == (folder := os.path.dirname(folder)):
             return False
-
-
-def _mentions(path: str, word: bytes) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return word in file.read()
-    except OSError:
-        return False
 
 
 def _bind_slots() -> None:
@@ -198,6 +194,6 @@ def _note_early_imports(*, report: bool) -> None:
     if len(STATE.handles) == 1:
         STATE.already_imported = frozenset(loaded)
     if loaded and report:
-        from veomni_hook.finders import bypassed, early_classes
+        from veomni_hook.finders import already_imported, bypassed
 
-        early_classes.report_used(bypassed.imported_before())
+        already_imported.report_used(bypassed.imported_before())

@@ -28,7 +28,7 @@ class PatchedLoader(SourceFileLoader):
 
     Attributes:
         upstream: path of the installed, unpatched file.
-        virtual: whether the patched source exists in memory only.
+        filename: the `co_filename` of the code: the stored file, or a virtual one.
         foreign: the loader of another hook ahead of this one, or None.
     """
 
@@ -44,7 +44,7 @@ class PatchedLoader(SourceFileLoader):
     ) -> None:
         super().__init__(fullname, path)
         self.upstream = upstream
-        self.virtual = text is not None
+        self.filename = path if text is None else virtual_path(fullname)
         self._text = text
         self._code = code
         self.foreign = foreign
@@ -55,15 +55,14 @@ class PatchedLoader(SourceFileLoader):
         If another hook's loader is ahead of ours (beartype's claw, jaxtyping's), a copy of that loader,
         pointed at the patched source, produces the code, so that its transformation also runs.
         """
-        filename = virtual_path(self.name) if self.virtual else self.path
         if self.foreign is not None:
             chained = copy(self.foreign)
             chained.path = self.path
-            if not self.virtual:
+            if self._text is None:
                 return chained.get_code(self.name)
-            return chained.source_to_code(self.get_source(self.name).encode(), filename)
+            return chained.source_to_code(self._text.encode(), self.filename)
         if self._code is None:
-            self._code = self.source_to_code(self.get_source(self.name).encode(), filename)
+            self._code = self.source_to_code(self.get_source(self.name).encode(), self.filename)
         return self._code
 
     def get_source(self, fullname: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
 from typing import Any
@@ -13,6 +14,7 @@ from veomni_hook.printable import printable
 NOTHING = "no patch applies"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Outcome:
     """What the hook did with one module.
 
@@ -24,36 +26,28 @@ class Outcome:
         origin: the upstream file.
         stored: the patched file; None when it exists in memory only.
         patch_hash: identifies the patched form; empty when not patched.
+        read_report: returns the report.
         consult: whether the report has something to do before the module is executed.
+        text: the patched text if it is not stored.
+        code: its code if it is stored.
     """
 
-    def __init__(  # noqa: PLR0913 - a record, built in three places
-        self,
-        module: str,
-        *,
-        patched: bool,
-        reason: str = "",
-        cache: str = "",
-        origin: str = "",
-        stored: str | None = None,
-        patch_hash: str = "",
-        report: Callable[[], Mapping[str, object]] | None = None,
-        consult: bool = False,
-    ) -> None:
-        self.module = module
-        self.patched = patched
-        self.reason = reason
-        self.cache = cache
-        self.origin = origin
-        self.stored = stored
-        self.patch_hash = patch_hash
-        self._read_report = report
-        self.consult = consult
+    module: str
+    patched: bool
+    reason: str = ""
+    cache: str = ""
+    origin: str = ""
+    stored: str | None = None
+    patch_hash: str = ""
+    read_report: Callable[[], Mapping[str, object]] = dict
+    consult: bool = False
+    text: str | None = None
+    code: CodeType | None = None
 
     @cached_property
     def report(self) -> Mapping[str, Any]:
         """`PatchReport.to_dict()`, read from the cache on demand; empty when not patched."""
-        return self._read_report() if self._read_report else {}
+        return self.read_report()
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON-ready values."""
@@ -69,10 +63,7 @@ class Outcome:
         return printable(f"<Outcome {self.module}: {self.state}>")
 
 
-#: The outcome of a patched module, its text if it is not stored, and its code if it is.
-Patched = tuple[Outcome, str | None, CodeType | None]
-
-
+@dataclass(eq=False, repr=False)
 class Status:
     """What `Handle.status()` returns.
 
@@ -81,9 +72,8 @@ class Status:
         modules: the outcome of every target module that was imported or looked for, by name.
     """
 
-    def __init__(self, active: bool, modules: Mapping[str, Outcome]) -> None:  # noqa: FBT001
-        self.active = active
-        self.modules = modules
+    active: bool
+    modules: Mapping[str, Outcome]
 
     def to_dict(self) -> dict[str, object]:
         """Return both fields as JSON-ready values."""

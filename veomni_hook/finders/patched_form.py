@@ -18,7 +18,7 @@ from veomni_hook.finders.applicable import asks_idioms, config_names, may_be_pat
 from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.loading_guard import serving_upstream
 from veomni_hook.finders.log import warn, warn_once
-from veomni_hook.finders.outcome import NOTHING, Outcome, Patched
+from veomni_hook.finders.outcome import NOTHING, Outcome
 from veomni_hook.finders.process_cache import from_hit, lookup, outdated, stage1
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
@@ -43,7 +43,9 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
         return None
     upstream, reason = read_upstream(fullname, spec)
     if upstream is None:
-        STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=reason, origin=spec.origin or "")
+        STATE.outcomes[fullname] = Outcome(
+            module=fullname, patched=False, reason=reason, origin=spec.origin or ""
+        )
         if settings.strict:
             raise VeomniHookError(
                 f"{fullname} cannot be patched: {reason}",
@@ -54,7 +56,7 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
         return None
     form = _form_of(upstream, spec, settings)
     if isinstance(form, str):
-        STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=form, origin=upstream.path)
+        STATE.outcomes[fullname] = Outcome(module=fullname, patched=False, reason=form, origin=upstream.path)
         return None
     loader, STATE.outcomes[fullname] = form
     if settings.banner and (STATE.registered or settings.patches):
@@ -76,58 +78,57 @@ def patched_form(fullname: str, spec: ModuleSpec) -> tuple[PatchedLoader, Outcom
     return reason if upstream is None else _form_of(upstream, spec, settings)
 
 
-def would_patch(fullname: str, spec: ModuleSpec) -> bool:
-    """Whether importing this module now would execute patched source."""
-    settings = current_settings()
-    if not may_be_patched(fullname, settings):
+def would_patch(fullname: str) -> bool:
+    """Whether importing this module, which is loaded, now would execute patched source."""
+    spec = getattr(sys.modules.get(fullname), "__spec__", None)
+    if spec is None or not may_be_patched(fullname, settings := current_settings()):
         return False
     upstream, _ = read_upstream(fullname, spec)
     return upstream is not None and not isinstance(_lookup_or_build(upstream, settings), str)
 
 
 def _form_of(upstream: Upstream, spec: ModuleSpec, settings: Settings) -> tuple[PatchedLoader, Outcome] | str:
-    patched = _lookup_or_build(upstream, settings)
-    if isinstance(patched, str):
-        return patched
+    outcome = _lookup_or_build(upstream, settings)
+    if isinstance(outcome, str):
+        return outcome
     if settings.dump_patched:
         from veomni_hook.finders.dump import dump  # loads what a miss needs
 
-        dump(upstream, settings, patched)
+        dump(upstream, settings, outcome)
     from veomni_hook.finders.slots import bind_slots  # the first patched module brings the first slots
 
     bind_slots()
-    outcome, text, code = patched
     if outcome.consult:
         _prepare_execution(outcome.report, settings)
     foreign = spec.loader if isinstance(spec.loader, SourceFileLoader) else None
     loader = PatchedLoader(
         upstream.module,
         outcome.stored or upstream.path,
-        text=text,
-        code=code,
+        text=outcome.text,
+        code=outcome.code,
         upstream=upstream.path,
         foreign=None if type(foreign) is SourceFileLoader else foreign,
     )
     return loader, outcome
 
 
-def _lookup_or_build(upstream: Upstream, settings: Settings) -> Patched | str:
-    """Return the patched form of a module, or the reason why nothing applies."""
+def _lookup_or_build(upstream: Upstream, settings: Settings) -> Outcome | str:
+    """Return the outcome of a module that is patched, or the reason why nothing applies."""
     names = config_names(upstream.module, settings)
     if not (asks_idioms(upstream, settings) or names or registered_for(upstream.module)):
         return NOTHING
     stage = stage1(upstream, settings, names)
     # Dumps are for debugging: what the configs say now, not what they said when they were recorded.
     stored = Miss("it is dumped") if settings.dump_patched else lookup(stage, upstream.module)
-    if not isinstance(stored, Miss) and stored.absent:
+    if not isinstance(stored, Miss) and stored.manifest.absent:
         from veomni_hook.finders.absent_modules import report  # hits with such configs are rare
 
-        report(stored.absent)
+        report(stored.manifest.absent)
     if isinstance(stored, Unpatched):
         return NOTHING
     missed = stored.reason if isinstance(stored, Miss) else outdated(stored)
     if isinstance(stored, Hit) and not missed:
-        return from_hit(stored, upstream, "hit", ""), None, stored.code
+        return from_hit(stored, upstream, "hit", "")
     from veomni_hook.finders.build import build  # loads the engine: ast, configs and idioms
 
     built = build(upstream, settings, names, stage, missed)

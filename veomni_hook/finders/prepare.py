@@ -130,7 +130,7 @@ def _prepared(
         stored.report,
         hit.source() if hit else stored.text,
         hit.path if hit else None,
-        hit.patch_hash if hit else stored.patch_hash,
+        hit.manifest.patch_hash if hit else stored.patch_hash,
         reason,
         cache,
     )

@@ -40,7 +40,7 @@ def lookup(key: str, module: str) -> Hit | Unpatched | Miss:
 
 def outdated(hit: Hit) -> str:
     """Why an entry is no longer right although its inputs are: a package that it wanted is installed now."""
-    if not hit.consult:
+    if not hit.manifest.consult:
         return ""
     installed = [name for name in hit.report["wanting"] if locate(name) is not None]
     return f"{', '.join(installed)} is installed now" if installed else ""
@@ -106,15 +106,16 @@ def stage2(stage: str, module: str, configs: Iterable[PatchConfig]) -> str:
 def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
     """Return the outcome of a module that is in the cache."""
     return Outcome(
-        upstream.module,
+        module=upstream.module,
         patched=True,
         reason=reason,
         cache=cache,
         origin=upstream.path,
         stored=hit.path,
-        patch_hash=hit.patch_hash,
-        report=lambda: hit.report,
-        consult=hit.consult,
+        patch_hash=hit.manifest.patch_hash,
+        read_report=lambda: hit.report,
+        consult=hit.manifest.consult,
+        code=hit.code,
     )
 
 

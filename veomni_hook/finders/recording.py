@@ -64,7 +64,7 @@ def record(names: Iterable[str]) -> Iterator[None]:
     """
     modules = [name.partition(":")[0] for name in names]
     watch_packages(name.partition(".")[0] for name in modules)
-    if LOADING.recorded:  # a config that loads configs
+    if LOADING.recorded or not modules:  # a config that loads configs, or built-in specs alone
         yield
         return
     with _heard():

@@ -4,9 +4,8 @@ import pytest
 from torch import nn
 
 from tests.kernels.patched_qwen3 import batch, pair
-from veomni_hook.kernels.explain.remedies import CHANGE, NOTHING
 from veomni_hook.kernels.explain.rows import Row
-from veomni_hook.kernels.explain.summary import summary
+from veomni_hook.kernels.explain.summary import CHANGE, NOTHING, summary
 from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.slot.record import Calls
 from veomni_hook.tools.report.explanation import explain

@@ -63,7 +63,9 @@ def answers(patched: ModuleType, model: Any) -> dict[str, set[tuple[str, str]]]:
     slots = [each for each in vars(patched).values() if getattr(each, "op", "") == "row_merge"]
     found: dict[str, set[tuple[str, str]]] = {each.variant: set() for each in slots}
     for slot in slots:
-        found[slot.variant].update(slot.outcome(module) for module in model.modules() if slot.record(module))
+        found[slot.variant].update(
+            slot.outcome(module) for module in model.modules() if slot.records.of(module)
+        )
     return found
 
 

@@ -25,9 +25,9 @@ MLP = "liger_kernel.transformers.swiglu.LigerSwiGLUMLP.forward"
 @pytest.fixture
 def liger(monkeypatch):
     set_choice("torch")
-    liger_warning.forget()
+    liger_warning._WARNED.clear()
     yield Liger(monkeypatch)
-    liger_warning.forget()
+    liger_warning._WARNED.clear()
 
 
 def reasons(model, op):
@@ -118,5 +118,5 @@ class TestWarning:
         vars(module)["slot"] = Slot("rms_norm", "cast_before_weight", "made_in_memory")
         monkeypatch.setitem(sys.modules, "made_in_memory", module)
         monkeypatch.setitem(sys.modules, liger_warning.LIGER, ModuleType(liger_warning.LIGER))
-        liger_warning.forget()
+        liger_warning._WARNED.clear()
         liger_warning.warn_of_first_call("made_in_memory", module.Norm())

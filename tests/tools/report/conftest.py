@@ -67,8 +67,8 @@ def live(settings: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sys.modules[NAME] = module
     loader.exec_module(module)
     STATE.outcomes[NAME] = Outcome(
-        NAME, patched=True, origin=found.original_path, stored=found.stored_path, patch_hash=found.patch_hash,
-        report=found.report.to_dict,
+        module=NAME, patched=True, origin=found.original_path, stored=found.stored_path,
+        patch_hash=found.patch_hash, read_report=found.report.to_dict,
     )  # fmt: skip
     model = module.Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=False)).train()
     model(**batch())

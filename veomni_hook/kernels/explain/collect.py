@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.kernels.explain.infer import with_parts, with_unasked
 from veomni_hook.kernels.explain.places import places_of
-from veomni_hook.kernels.explain.remedies import NOTHING, remedy_for
 from veomni_hook.kernels.explain.replacements import Replacement, replacement_of
 from veomni_hook.kernels.explain.rows import NO_KERNEL, Row
+from veomni_hook.kernels.explain.summary import NOTHING, remedy_for
 from veomni_hook.kernels.selection.binding import binding_of
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.selection.declaration import EAGER
@@ -64,7 +64,7 @@ def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
             row = replace(row, asked_in=_asked_in([guard for _, guard in guards]))
             yield _as_it_is_now(row, [replacement_of(guard, base, kind, module) for base, guard in guards])
         for name, slot in shared:
-            if slot.record(module) is not None:
+            if slot.records.of(module) is not None:
                 yield _row(place, named, name, slot, module, device, compiled=inside)
         for guard in replaced.get(kind, ()) if not places[kind] else ():
             row = _row(place, named, guard.name, guard.slot, module, device, compiled=inside)
@@ -133,7 +133,7 @@ def _row(
     compiled: bool = False,
 ) -> Row:
     answers = slot.answers(owner)
-    record = None if owner is None else slot.record(owner)
+    record = None if owner is None else slot.records.of(owner)
     outcome, how = answers.idle, ""
     if outcome is None and owner is not None and (outcome := slot.outcome(owner)) is None:
         if (outcome := slot.traced(owner)) is not None:

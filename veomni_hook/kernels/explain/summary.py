@@ -1,4 +1,4 @@
-"""The sentence below the rows of an explanation: what is fused, what is not, and what to do next."""
+"""What to do where upstream's code runs, and the sentence below the rows of an explanation that says it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,40 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from veomni_hook.kernels.explain.remedies import CHANGE, NOTHING
 from veomni_hook.kernels.explain.rows import MODES, NO_KERNEL, NOT_CALLED, Row
+from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.selection.declaration import EAGER
-from veomni_hook.kernels.slot.candidates import REPLACED
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.selection.select import UNSUPPLIED
+from veomni_hook.kernels.slot.candidates import REPLACED, Answers
 from veomni_hook.layout import counted
 
-__all__ = ["summary"]
+__all__ = ["CHANGE", "NOTHING", "remedy_for", "summary"]
 
+NOTHING = "nothing"
+CHANGE = "change that, if you can, and its kernel runs"
 _NOT_FUSED = (EAGER, NO_KERNEL, REPLACED, NOT_CALLED)
+
+
+def remedy_for(answers: Answers, reason: str, device: str) -> str:
+    """Return what to do about ``reason``, for which upstream's code computes a call on ``device``.
+
+    ``answers`` are those of the slot that gave the reason. A reason may say it itself, after a semicolon.
+    """
+    if not STATE.active:
+        return "call veomni_hook.activate()"
+    if answers.wanted == EAGER:
+        return f"choose {AUTO} or a backend instead of {EAGER}"
+    if "; " in reason and reason != UNSUPPLIED:
+        return reason.split("; ")[1]
+    selection = answers.selection(device)
+    if selection.candidates and reason not in answers.as_fast:
+        return CHANGE
+    for kernel in () if selection.candidates else registry.kernels(selection.op, selection.variant):
+        if kernel.automatic and (unmet := kernel.requires.unmet(selection.system)):
+            return f"use a machine that has what its kernel needs ({kernel.backend} {unmet})"
+    return NOTHING
 
 
 class _Place(NamedTuple):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.declaration import EAGER, RESERVED
-from veomni_hook.kernels.selection.registry import Registry, registry
+from veomni_hook.kernels.selection.registry import registry
 
 __all__ = ["AUTO", "Choice", "call_text", "choice_of", "parse_choice"]
 
@@ -66,7 +66,7 @@ class Choice:
         return ",".join([self.preset, *pairs] if self.preset is not None else pairs) or AUTO
 
 
-def parse_choice(text: str, known: Registry = registry) -> Choice:
+def parse_choice(text: str) -> Choice:
     """Parse a choice. Raises KernelError, listing the valid names, for unknown names and duplicate ops."""
     first, *others = (word.strip() for word in text.split(","))
     preset = None if "=" in first else first
@@ -82,25 +82,26 @@ def parse_choice(text: str, known: Registry = registry) -> Choice:
         if op in ops:
             raise KernelError(f"{op!r} is chosen twice", where=f"kernels={text!r}", fix="keep one of the two")
         ops[op] = backend
-    return choice_of(preset, ops, f"kernels={text!r}", known)
+    return choice_of(preset, ops, f"kernels={text!r}")
 
 
-def choice_of(preset: str | None, ops: Mapping[str, str], where: str, known: Registry = registry) -> Choice:
+def choice_of(preset: str | None, ops: Mapping[str, str], where: str) -> Choice:
     """Return the choice for a preset and single ops; ``where`` is the place that errors report.
 
     Raises:
         KernelError: a name does not exist; the message lists the valid names.
     """
     for op, backend in ops.items():
-        if op not in known.names():
-            raise KernelError(f"there is no op {op!r}", where=where, fix=f"ops: {', '.join(known.names())}")
-        _check(backend, known.backends(op), where, op)
+        if op not in registry.names():
+            names = ", ".join(registry.names())
+            raise KernelError(f"there is no op {op!r}", where=where, fix=f"ops: {names}")
+        _check(backend, registry.backends(op), where, op)
     if preset is None:
         return Choice(ops=dict(ops))
     if preset in RESERVED:
         return Choice(preset, dict(ops))
-    _check(preset, known.backends(), where, "every op")
-    return Choice(preset, dict(ops), known.preset(preset))
+    _check(preset, registry.backends(), where, "every op")
+    return Choice(preset, dict(ops), registry.preset(preset))
 
 
 def call_text(function: str, preset: str | None, ops: Mapping[str, str | None]) -> str:

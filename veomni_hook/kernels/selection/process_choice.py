@@ -14,7 +14,7 @@ from veomni_hook.kernels.selection.choice import AUTO, Choice, parse_choice
 from veomni_hook.kernels.selection.declaration import EAGER, RESERVED
 from veomni_hook.kernels.selection.registry import registry
 
-__all__ = ["STATE", "State", "asked_for", "get_choice", "set_active", "set_choice", "unchosen"]
+__all__ = ["STATE", "State", "asked_for", "set_active", "set_choice", "unchosen"]
 
 
 class State:
@@ -135,11 +135,6 @@ def unchosen(op: str, text: str) -> str:
 def _parsed(text: str, version: int) -> Choice:
     """Return the parsed choice; ``version`` is the registry's, as part of the cache key."""
     return parse_choice(text)
-
-
-def get_choice() -> str:
-    """Return the choice in the form that `set_choice` takes."""
-    return str(STATE.choice)
 
 
 def set_active(active: bool) -> None:

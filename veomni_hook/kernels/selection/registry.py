@@ -75,7 +75,6 @@ class Registry:
 
     def __init__(self) -> None:
         self._ops: dict[str, Op] = {}
-        self._derived: set[tuple[str, str, str]] = set()
         self._kernels: dict[tuple[str, str, str], Kernel] = {}
         self._loading = False
         self._plugged: tuple[EntryPoint, ...] = ()
@@ -89,26 +88,29 @@ class Registry:
                 f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them"
             )
         self._ops[op.name] = op
-        self._add_variants(op.name, op.variants)
+        self._add_kernels(op.name, op.variants)
 
     def add(self, kernel: Kernel) -> None:
         """Declare ``kernel``. Raises KernelError for an unknown op or variant, and for a duplicate."""
         self.check(kernel.op, kernel.variant)
         key = (kernel.op, kernel.variant, kernel.backend)
-        if key in self._kernels and key not in self._derived:
+        known = self._kernels.get(key)
+        if known is not None and known != self._derived(kernel.op, kernel.variant):
             raise KernelError(
                 f"{kernel.op}/{kernel.variant} already has a {kernel.backend!r} kernel",
-                where=self._kernels[key].load,
+                where=known.load,
                 fix="register yours under another backend name",
             )
-        self._put(key, kernel)
+        self._kernels[key] = kernel
+        self.version += 1
 
     def replace(self, kernel: Kernel) -> None:
         """Declare ``kernel`` instead of its variant's kernel of that backend; KeyError if there is none."""
         key = (kernel.op, kernel.variant, kernel.backend)
         if key not in self._kernels:
             raise KeyError(key)
-        self._put(key, kernel)
+        self._kernels[key] = kernel
+        self.version += 1
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -163,7 +165,7 @@ class Registry:
                 new = {name: completed(op, name, row)}
                 version = self.version
                 self._ops[op] = dataclasses.replace(declared, variants={**declared.variants, **new})
-                self._add_variants(op, new)
+                self._add_kernels(op, new)
                 self.version = version  # no slot has to look again
             return self._ops[op].variants.get(name)
 
@@ -215,17 +217,12 @@ class Registry:
         listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
         return tuple(op for op in self.names() if op in listed)
 
-    def _add_variants(self, op: str, variants: Mapping[str, Variant]) -> None:
-        for name, variant in variants.items():
-            self._derive(op, name, variant)
+    def _add_kernels(self, op: str, variants: Mapping[str, Variant]) -> None:
+        for name in variants:
+            self._kernels[op, name, REFERENCE] = self._derived(op, name)
         for variant in variants.values():
             for kernel in variant.kernels:
                 self.add(kernel)
-
-    def _put(self, key: tuple[str, str, str], kernel: Kernel) -> None:
-        self._derived.discard(key)
-        self._kernels[key] = kernel
-        self.version += 1
 
     def _load(self, names: Sequence[str]) -> None:
         """Add the declarations of these ops; of all, if what plugins announce has changed."""
@@ -261,46 +258,41 @@ class Registry:
         self._announced, self._plugged = {}, ()
         self.version += 1
         for point in points:
-            self._add_announced(point)
+            added: dict[tuple[str, str, str], EntryPoint] = {}
+            try:
+                for kernel in _announced_kernels(point):
+                    self.add(kernel)
+                    added[kernel.op, kernel.variant, kernel.backend] = point
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit, too: a plugin must not be able to end a script
+                for key in added:
+                    self._remove(*key)
+                what = error.what if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+                failure = KernelError(
+                    f"{point.value} cannot be loaded: {what}", where=described(point), fix=remedy(point)
+                )
+                failure.__cause__ = error
+                give_up(point, failure)
+            else:
+                self._announced |= added
         self._plugged = in_force(KERNELS)  # without those that failed
-
-    def _add_announced(self, point: EntryPoint) -> None:
-        added: list[tuple[str, str, str]] = []
-        try:
-            for kernel in _announced_kernels(point):
-                self.add(kernel)
-                added.append((kernel.op, kernel.variant, kernel.backend))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit, too: a plugin must not be able to end a script
-            for key in added:
-                self._remove(*key)
-            what = error.what if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
-            failure = KernelError(
-                f"{point.value} cannot be loaded: {what}", where=described(point), fix=remedy(point)
-            )
-            failure.__cause__ = error
-            give_up(point, failure)
-        else:
-            self._announced.update(dict.fromkeys(added, point))
 
     def _remove(self, op: str, variant: str, backend: str) -> None:
         del self._kernels[op, variant, backend]
         if backend == REFERENCE:
-            self._derive(op, variant, self._ops[op].variants[variant])
+            self._kernels[op, variant, backend] = self._derived(op, variant)
 
-    def _derive(self, op: str, name: str, variant: Variant) -> None:
-        """Add the kernel of backend ``reference`` that a variant's declaration names."""
-        kernel = Kernel(
+    def _derived(self, op: str, variant: str) -> Kernel:
+        """Return the kernel of backend ``reference`` that a variant's declaration names."""
+        return Kernel(
             op=op,
-            variant=name,
+            variant=variant,
             backend=REFERENCE,
-            load=variant.reference,
+            load=self._ops[op].variants[variant].reference,
             description=REFERENCE_DESCRIPTION,
             automatic=False,
         )
-        self._kernels[op, name, REFERENCE] = kernel
-        self._derived.add((op, name, REFERENCE))
 
 
 def _announced_kernels(point: EntryPoint) -> Iterable[Kernel]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import AUTO, Choice
 from veomni_hook.kernels.selection.declaration import EAGER, REFERENCE, Kernel
-from veomni_hook.kernels.selection.registry import Registry, registry
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.system import System
 
 __all__ = ["UNSUPPLIED", "Decision", "Selection", "excluded", "select", "system_of"]
@@ -81,11 +81,11 @@ def system_of(device: str) -> System:
     return System.detect(device, registry.distributions())
 
 
-def select(op: str, variant: str, choice: Choice, system: System, known: Registry = registry) -> Selection:
+def select(op: str, variant: str, choice: Choice, system: System) -> Selection:
     """Select the kernels for ``op``/``variant`` on ``system``. Raises KernelError for unknown names."""
-    known.check(op, variant)
+    registry.check(op, variant)
     wanted = choice.backend(op)
-    kernels = known.kernels(op, variant)
+    kernels = registry.kernels(op, variant)
     decisions = [_decide(kernel, wanted, system, invariant=choice.invariant) for kernel in kernels]
     accepted = tuple(kernel for kernel, decision in zip(kernels, decisions, strict=True) if decision.accepted)
     failure = remedy = None
@@ -97,20 +97,20 @@ def select(op: str, variant: str, choice: Choice, system: System, known: Registr
     elif accepted:
         decisions.append(Decision(EAGER, accepted=wanted == AUTO, reason="the fallback"))
     else:
-        reason = excluded(op, variant, choice, known) or "no kernel can run here"
+        reason = excluded(op, variant, choice) or "no kernel can run here"
         decisions.append(Decision(EAGER, accepted=True, reason=reason))
     return Selection(op, variant, wanted, accepted, tuple(decisions), system, failure, remedy or "")
 
 
-def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) -> str | None:
+def excluded(op: str, variant: str, choice: Choice) -> str | None:
     """Return why the upstream code of ``op``/``variant`` runs on any system, or None if a kernel may."""
     wanted = choice.backend(op)
     if wanted == EAGER:
         return choice.why(op)
-    kernels = known.kernels(op, variant)
+    kernels = registry.kernels(op, variant)
     if wanted != AUTO or any(kernel.automatic for kernel in kernels):
         return None
-    if not known.supplied(op, variant):
+    if not registry.supplied(op, variant):
         return UNSUPPLIED
     named = (kernel.backend for kernel in kernels if kernel.backend != REFERENCE)
     return f"auto uses none of its kernels; choose one by name: {', '.join(named)}"

@@ -9,11 +9,12 @@ even unchanged, has globals of its own: which helpers it calls is unknown. It co
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from veomni_hook.kernels.shared.traced_frame import frames, origin_of
+from veomni_hook.kernels.slot.comparison import codes_in
 
 __all__ = ["Text"]
 
@@ -84,7 +85,7 @@ class Text:
         if scope is not self.scope:
             return False
         if not self._known:
-            self._known = {id(code_): code_ for code_ in _inside(self._codes)}
+            self._known = {id(inner): inner for outer in self._codes for inner in codes_in(outer)}
         if id(code) in self._known:
             return True
         # A module that was executed again has other objects of the same code.
@@ -92,13 +93,6 @@ class Text:
         if same:
             self._known[id(code)] = code
         return same
-
-
-def _inside(codes: Iterable[CodeType]) -> Iterator[CodeType]:
-    for code in codes:
-        inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        yield from inner
-        yield from _inside(inner)
 
 
 def _is_between(scope: Mapping[str, object]) -> bool:

@@ -6,7 +6,7 @@ expression: loops over them took over a microsecond on an H200's host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ __all__ = [
     "MISSING",
     "Checks",
     "Same",
+    "codes_in",
     "definition",
     "difference",
     "hub_wrapped_code",
@@ -45,6 +46,14 @@ class Checks(NamedTuple):
     overridden: tuple[tuple[type, str, CodeType | None], ...] = ()
     functions: tuple[_Named, ...] = ()
     operands: tuple[tuple[str, str, CodeType | None], ...] = ()
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of the definitions in ``code``, nested ones too."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from codes_in(constant)
 
 
 def definition(code: CodeType | None, qualname: str) -> CodeType | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -79,9 +79,15 @@ def _read(module: ModuleType, slots: Mapping[str, Slot]) -> Iterator[Guard]:
     source = executed_source(module)
     if source is None:
         return
-    for kind, method in _methods(ast.parse(source).body, ""):
-        asked = dict.fromkeys(_asked(method, slots))
-        yield from (Guard(kind, method.name, name, slots[name], at) for name, at in asked)
+    # Every patched module imports this one; few are ever parsed.
+    from veomni_hook.patches.code.document import Document
+
+    for definition in Document(source).definitions():
+        method = definition.node
+        if definition.kind == "method" and isinstance(method, ast.FunctionDef):
+            kind = definition.qualname.removesuffix(f".{definition.accessor}").rpartition(".")[0]
+            asked = dict.fromkeys(_asked(method, slots))
+            yield from (Guard(kind, method.name, name, slots[name], at) for name, at in asked)
 
 
 def executed_source(module: ModuleType) -> str | None:
@@ -93,22 +99,6 @@ def executed_source(module: ModuleType) -> str | None:
         return inspect.getsource(module)
     except (OSError, TypeError):  # a module without a file raises TypeError
         return None
-
-
-def _methods(body: Sequence[ast.stmt], inside: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Yield every method with the qualified name of its class, including nested scopes."""
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            kind = f"{inside}{node.name}"
-            yield from (
-                (kind, statement) for statement in node.body if isinstance(statement, ast.FunctionDef)
-            )
-            yield from _methods(node.body, f"{kind}.")
-        elif isinstance(node, ast.FunctionDef):
-            yield from _methods(node.body, f"{inside}{node.name}.<locals>.")
-        elif isinstance(node, (ast.If, ast.Try, ast.With)):
-            body = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-            yield from _methods(body, inside)
 
 
 def _asked(method: ast.FunctionDef, slots: Mapping[str, Slot]) -> Iterator[tuple[str, str]]:

@@ -19,15 +19,10 @@ from veomni_hook.kernels.slot.guards import guards_in, slots_in
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["LIGER", "forget", "warn_of_first_call", "warn_of_stacked"]
+__all__ = ["LIGER", "warn_of_first_call", "warn_of_stacked"]
 
 LIGER = "liger_kernel"
 _WARNED: list[str] = []
-
-
-def forget() -> None:
-    """Allow the next warning, for tests."""
-    _WARNED.clear()
 
 
 def warn_of_stacked(target: nn.Module | ModuleType | Any) -> None:
@@ -39,7 +34,7 @@ def warn_of_stacked(target: nn.Module | ModuleType | Any) -> None:
     patched: list[ModuleType | None] = [sys.modules.get(name) for name in names]
     if isinstance(target, ModuleType):
         patched = [target]
-    _warn(dict.fromkeys([*_in_modules(patched), *_on_instances(modules)]))
+    _warn(patched, modules)
 
 
 def warn_of_first_call(module_name: str, owner: object) -> None:
@@ -50,10 +45,11 @@ def warn_of_first_call(module_name: str, owner: object) -> None:
     if _WARNED or LIGER not in sys.modules:
         return
     modules = [owner, *getattr(owner, "_modules", {}).values()]
-    _warn(dict.fromkeys([*_in_modules([sys.modules.get(module_name)]), *_on_instances(modules)]))
+    _warn([sys.modules.get(module_name)], modules)
 
 
-def _warn(names: dict[str, None]) -> None:
+def _warn(patched: list[ModuleType | None], instances: list[object]) -> None:
+    names = dict.fromkeys([*_in_modules(patched), *_on_instances(instances)])
     if not names:
         return
     _WARNED.extend(names)

@@ -33,7 +33,7 @@ from veomni_hook.kernels.slot.asking import Text
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
 from veomni_hook.kernels.slot.reached import ModuleClass, NoKernelError, Taking, reach
-from veomni_hook.kernels.slot.record import Record, Records
+from veomni_hook.kernels.slot.record import Records
 from veomni_hook.kernels.slot.skipped import Skipped
 
 __all__ = ["Slot"]
@@ -100,6 +100,7 @@ class Slot:
         self._settles = None if declared.settles is None else load_attribute(declared.settles)
         self._compiled = Compiled(op, self._answers_by, self._binder, self._skipped, asks, self._settles)
         self._recorded = is_grad_enabled
+        #: The calls of the modules that have asked.
         self.records = Records(module_name, repeated.in_first_pass)
         self._note = self.records.note
         # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
@@ -156,7 +157,9 @@ class Slot:
         if outcome is not None:
             self._note(owner, outcome, recorded)
         if run is None and self._settles is not None:
-            self._left(owner, operands)
+            left = self.outcome(owner)
+            if left is not None and left is not _INACTIVE:
+                self._settles(owner, left.reason, *operands)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
             self._waiting.owner = None
             if run is None:
@@ -258,12 +261,8 @@ class Slot:
         """
         if (idle := self.answers(owner).idle) is not None:
             return idle
-        record = self.record(owner)
+        record = self.records.of(owner)
         return None if record is None else record.latest.last
-
-    def record(self, owner: object) -> Record | None:
-        """Return the recorded calls of the module ``owner``, or None."""
-        return self.records.of(owner)
 
     def traced(self, owner: object, *, compiled: bool = False) -> Outcome | None:
         """Return what ``torch.compile`` compiled for the calls of the module ``owner``, or None if unknown.
@@ -271,12 +270,6 @@ class Slot:
         ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
         """
         return self._compiled.notes.of(owner, self.answers(owner).wanted, compiled=compiled)
-
-    def _left(self, owner: object, operands: tuple[object, ...]) -> None:
-        """Raise KernelError if a request is left unanswered, because no kernel computes this call."""
-        outcome = self.outcome(owner)
-        if self._settles is not None and outcome is not None and outcome is not _INACTIVE:
-            self._settles(owner, outcome.reason, *operands)
 
     def _run_apart(self, owner: object, *operands: object) -> Any:
         run = self.kernel(owner, *operands)

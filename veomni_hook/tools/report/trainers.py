@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from veomni_hook.kernels.explain.remedies import NOTHING
 from veomni_hook.kernels.explain.rows import Row
+from veomni_hook.kernels.explain.summary import NOTHING
 from veomni_hook.kernels.shared.origin import written_in
 from veomni_hook.layout import counted
 
