@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import torch
 
-from veomni_hook.kernels.attention.calls import with_columns
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["rescaled"]
 
@@ -40,7 +40,7 @@ def _launch(
 )
 def _rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     batch, heads, length, columns = x.shape
-    x, lse = with_columns(x), lse.contiguous()
+    x, lse = dense_rows(x), lse.contiguous()
     y = x.new_empty(batch, length, heads, columns)
     if y.numel():
         numbers = length, *x.stride()[:3], *_by_head(y)
@@ -49,12 +49,12 @@ def _rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.
     return y
 
 
-@operator(lambda x, lse, sinks, dy: (torch.empty_like(with_columns(x)), lse.new_empty(lse.shape)))
+@operator(lambda x, lse, sinks, dy: (torch.empty_like(dense_rows(x)), lse.new_empty(lse.shape)))
 def _rescaled_backward(
     x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, length, columns = x.shape
-    x, lse, dy = with_columns(x), lse.contiguous(), with_columns(dy)
+    x, lse, dy = dense_rows(x), lse.contiguous(), dense_rows(dy)
     dx, dlse = torch.empty_like(x), torch.empty_like(lse)
     if dx.numel():
         numbers = length, *x.stride()[:3], *_by_head(dy), *dx.stride()[:3]

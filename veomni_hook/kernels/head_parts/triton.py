@@ -21,6 +21,7 @@ from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["joined", "loses", "refuses", "split"]
 
@@ -58,7 +59,7 @@ def _launch(
 
 @operator(_empty)
 def _head_parts_joined(x: Tensor, y: Tensor, order: Sequence[int]) -> Tensor:
-    x, y = (part if part.stride(-1) == 1 else part.contiguous() for part in (x, y))
+    x, y = dense_rows(x), dense_rows(y)
     z = _empty(x, y, order)
     if z.numel():
         strides = [part.stride(dim) for part in (x, y) for dim in order]

@@ -24,13 +24,13 @@ from veomni_hook.kernels.index_scores import reference
 from veomni_hook.kernels.index_scores.backward import gradients
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["einsum", "refuses", "relu_einsum", "relu_matmul", "relu_sum"]
 
 Tensor = torch.Tensor
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Columns of a product at least, by Triton, and at most, by shared memory.
 _NARROWEST, _WIDEST = 16, 256
 
@@ -63,7 +63,7 @@ def _empty(query: Tensor, key: Tensor, *_: object) -> Tensor:
 
 @operator(_empty)
 def _index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
-    query, key = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key))
+    query, key = dense_rows(query), dense_rows(key)
     batch, queries, heads, width = query.shape
     scores = _empty(query, key)
     if scores.numel():
@@ -113,7 +113,7 @@ einsum = partial(_computed, reference.einsum, False)
 
 def refuses(owner: object, query: Tensor, key: Tensor, scale: float) -> str | None:
     """Return what the kernel refuses, beside `rules`, or None."""
-    if query.dtype not in _DTYPES or key.dtype != query.dtype:
+    if query.dtype not in DTYPES or key.dtype != query.dtype:
         return f"the kernel does not support a query of {query.dtype} with a key of {key.dtype}"
     if query.shape[3] > _WIDEST:
         return f"heads are wider than {_WIDEST}"

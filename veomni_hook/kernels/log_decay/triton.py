@@ -18,6 +18,7 @@ from veomni_hook.kernels.log_decay import reference
 from veomni_hook.kernels.log_decay.rules import fits, fits_channels
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.operand_checks import DTYPES
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Elements of a program's tile, the most heads, and the backward's programs for each multiprocessor: with one,
 # 4,194,304 x 32 took 2.15 ms on an H200, torch.compile's 0.83. At 16,384 x 32 there are fewer in any case.
 _TILE, _MOST_HEADS, _PROGRAMS = 1024, 1024, 8
@@ -199,7 +199,7 @@ _decay: Callable[..., tuple[Tensor, Tensor]] = differentiable(
 
 def softplus(a: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
     """Return ``-exp(log_rate) * softplus(a + bias)``, float32 ``[..., heads]``."""
-    if not fits(a, log_rate, bias) or a.dtype not in _DTYPES:
+    if not fits(a, log_rate, bias) or a.dtype not in DTYPES:
         return reference.softplus(a, log_rate, bias)
     return _decay(a, None, log_rate, bias)[0]
 
@@ -308,7 +308,7 @@ def channels(
     ``rounded``: ``exp(log_rate)`` is rounded to the dtype of ``log_rate``.
     """
     dtype, least = dtype or torch.float32, lower if bounded else None
-    if not fits_channels(x, log_rate, bias) or x.dtype not in _DTYPES:
+    if not fits_channels(x, log_rate, bias) or x.dtype not in DTYPES:
         return _channel_definition(x, log_rate, bias, dtype, least, rounded)
     # Autocast lets torch's exponential return float32.
     rounded = rounded and not (x.is_cuda and torch.is_autocast_enabled("cuda"))
@@ -335,7 +335,7 @@ def refuses_channels(
 
 def _unsuited(operands: tuple[Tensor, ...], *dtypes: torch.dtype) -> str | None:
     for dtype in (*(operand.dtype for operand in operands), *dtypes):
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             return f"the kernel does not support {dtype}"
     if any(operand.device != operands[0].device for operand in operands):
         return "the operands are on different devices"

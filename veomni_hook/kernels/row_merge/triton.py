@@ -20,12 +20,12 @@ from veomni_hook.kernels.row_merge.rules import add_rows, merge_rows
 from veomni_hook.kernels.row_merge.torch import check, merged
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operand_checks import DTYPES
 from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["refuses", "rows", "rows_added"]
 
 Tensor = torch.Tensor
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Columns per program.
 _TILE = 4096
 
@@ -115,4 +115,4 @@ rows, rows_added = partial(merge_rows, _apply), partial(add_rows, _apply)
 
 def refuses(owner: object, inputs: Tensor, *others: Any) -> str | None:
     """Return what the kernels refuse, beside `rules`, or None."""
-    return None if inputs.dtype in _DTYPES else f"the kernel does not support {inputs.dtype}"
+    return None if inputs.dtype in DTYPES else f"the kernel does not support {inputs.dtype}"
