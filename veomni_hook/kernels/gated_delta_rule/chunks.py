@@ -7,6 +7,7 @@ read nor write a state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -106,16 +107,6 @@ def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
     return _Plan(tuple(active.tolist()), *sent)
 
 
-def _spread(rows: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
-    spread_rows: torch.Tensor = _Spread.apply(rows, slots, size)  # type: ignore[no-untyped-call]
-    return spread_rows
-
-
-def _collect(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    collected: torch.Tensor = _Collect.apply(rows, slots)  # type: ignore[no-untyped-call]
-    return collected
-
-
 class _Spread(torch.autograd.Function):
     """Rows at their slots, zeros elsewhere. Its backward reads the slots, without zeros of its own."""
 
@@ -145,3 +136,7 @@ class _Collect(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return the gradients at their slots."""
         return _spread(gradients[0], ctx.saved_tensors[0], ctx.size), None
+
+
+_spread: Callable[..., torch.Tensor] = _Spread.apply
+_collect: Callable[..., torch.Tensor] = _Collect.apply
