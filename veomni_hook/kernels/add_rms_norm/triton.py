@@ -97,12 +97,6 @@ def _add_rms_norm(
     return total, y, scale
 
 
-def _formula(
-    total: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return total, getattr(formulas, variant)(total, weight, eps)
-
-
 def _gradients(
     saved: Sequence[torch.Tensor],
     rest: tuple[float, str],
@@ -121,7 +115,7 @@ def _gradients(
 _apply: Callable[..., _Pair] = differentiable(
     _add_rms_norm,
     _gradients,
-    _formula,
+    lambda total, weight, eps, variant: (total, getattr(formulas, variant)(total, weight, eps)),
     tensors=3,
     results=2,
     addends=2,

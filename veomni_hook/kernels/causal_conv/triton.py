@@ -133,21 +133,11 @@ def _begins(cu_seqlens: Tensor, positions: int, device: torch.device) -> Tensor:
     return starts.repeat_interleave(cu_seqlens.diff().long()).to(torch.int32).to(device, non_blocking=True)
 
 
-def _definition(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    cu_seqlens: Tensor | None,
-    silu: bool,
-) -> Tensor:
-    return in_torch(x, weight, bias, "silu" if silu else None, cu_seqlens)
-
-
 #: Not saved as a tensor: ``cu_seqlens``. What the host knows of it belongs to this object.
 _convolution: Callable[..., Tensor] = differentiable(
     _causal_conv,
     lambda saved, rest, wanted, dy: _causal_conv_backward(dy, *saved, *rest),
-    _definition,
+    lambda x, weight, bias, cu_seqlens, silu: in_torch(x, weight, bias, "silu" if silu else None, cu_seqlens),
     tensors=3,
 )
 

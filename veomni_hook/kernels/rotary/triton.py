@@ -81,20 +81,19 @@ def _strides(strides: tuple[int, ...], heads_at: int) -> tuple[int, int, int]:
     return strides[0] if len(strides) == 4 else 0, of_positions, strides[heads_at]
 
 
-def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
-    """Allocate a result with the shape of ``x``, with positions or heads as the outer dimension."""
-    *batch, before, after, width = x.shape
-    # Whichever of the two comes first in the shape, the outer one spans a whole row of the other.
-    first_outside = (heads_at == len(batch)) != positions_outside
-    apart = (after * width, width) if first_outside else (width, before * width)
-    strides = *(before * after * width for _ in batch), *apart, 1
-    return torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device)
-
-
 def _results(
     cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
 ) -> list[Tensor]:
-    return [_empty(x, code[0], out, positions_outside=bool(code[3])) for x in xs]
+    """Allocate a result with the shape of each of ``xs``, with positions or heads as the outer dimension."""
+    results = []
+    for x in xs:
+        *batch, before, after, width = x.shape
+        # Whichever of the two comes first in the shape, the outer one spans a whole row of the other.
+        first_outside = (code[0] == len(batch)) != bool(code[3])
+        apart = (after * width, width) if first_outside else (width, before * width)
+        strides = *(before * after * width for _ in batch), *apart, 1
+        results.append(torch.empty_strided(x.shape, strides, dtype=out, device=x.device))
+    return results
 
 
 @operator(_results)
