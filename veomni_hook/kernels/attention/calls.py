@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import dtype_of, not_plain, untraceable
 
-__all__ = ["dtype_of", "refuses_call"]
+__all__ = ["refuses_call"]
 
 _CAPTURING = "transformers.utils.output_capturing"
 
@@ -37,12 +37,6 @@ def refuses_call(
     if found[0] not in dtypes or found[1] != found[0] or found[2] != found[0]:
         return f"query, key and value are {found[0]}, {found[1]} and {found[2]}"
     return None
-
-
-def dtype_of(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which upstream's products compute ``tensor``: autocast changes it."""
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 def _reads_weights(owner: Any) -> str | None:

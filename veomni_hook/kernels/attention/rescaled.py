@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import torch
 
+from veomni_hook.kernels.attention import rescaled_device as kernels
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
@@ -28,11 +29,9 @@ def _launch(
     name: str, device: torch.device, dtypes: tuple[torch.dtype, ...], columns: int, numbers: tuple[int, ...]
 ) -> tuple[Launch, int]:
     """Return the launcher for these numbers, and the positions per program."""
-    from veomni_hook.kernels.attention import rescaled_device  # Triton, which not every machine has
-
     rows = max(1, min(_TILE // columns, power(numbers[0])))
     tensors = 4 if name == "forward" else 6
-    return Launch(getattr(rescaled_device, name), tensors, columns, rows, num_warps=4), rows
+    return Launch(getattr(kernels, name), tensors, columns, rows, num_warps=4), rows
 
 
 @operator(

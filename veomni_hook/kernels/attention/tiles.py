@@ -21,11 +21,12 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.attention import reference
-from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
+from veomni_hook.kernels.attention import tiles_device as kernels
+from veomni_hook.kernels.attention.calls import refuses_call
 from veomni_hook.kernels.attention.masks import in_order
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, generation, power, room
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.launch import LAUNCHES, cdiv, generation, launch_of, power, room
+from veomni_hook.kernels.shared.operand_checks import dtype_of, not_plain
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import dense_rows
 
@@ -166,22 +167,6 @@ def _kernel(name: str, query: Tensor, key: Tensor, value: Tensor | None) -> _Ker
     return _Kernel(name, tile, (kv, heads // kv, *sizes, *tile[:4], shared))
 
 
-@lru_cache(maxsize=LAUNCHES)
-def _launch(
-    kernel: _Kernel,
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    numbers: tuple[object, ...],
-    constants: tuple[object, ...],
-) -> Launch:
-    """A launch; ``numbers`` are strides and the scale, on which Triton specialises."""
-    # Here, because not every machine has Triton.
-    from veomni_hook.kernels.attention import tiles_device
-
-    function = getattr(tiles_device, kernel.name)
-    return Launch(function, len(dtypes), *kernel.constants, *constants, num_warps=kernel.tile.warps)
-
-
 def _seen(mask: Tensor, tile: _Tile) -> Tensor:
     """Return ``[batch, blocks of queries, tiles of keys]``: whether any query of a block sees any key."""
     queries, keys = mask.shape[1:]
@@ -212,8 +197,20 @@ def _run(
     numbers: tuple[object, ...],
     *constants: object,
 ) -> None:
-    """Launch a kernel; ``sizes``: the numbers of queries and keys, on which Triton does not specialise."""
-    launch = _launch(kernel, tensors[0].device, tuple(tensor.dtype for tensor in tensors), numbers, constants)
+    """Launch a kernel.
+
+    Args:
+        kernel: the kernel.
+        grid: of the launch.
+        tensors: its first arguments.
+        sizes: the numbers of queries and keys, on which Triton does not specialise.
+        numbers: strides and the scale, on which it does.
+        constants: its last ones, after the kernel's.
+    """
+    launch = launch_of(
+        (tensors[0].device, *(tensor.dtype for tensor in tensors), *numbers), getattr(kernels, kernel.name),
+        len(tensors), *kernel.constants, *constants, num_warps=kernel.tile.warps,
+    )  # fmt: skip
     launch(grid, *tensors, *sizes, *numbers)
 
 
