@@ -104,18 +104,15 @@ def _rotary(
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     inputs, results = [dense_rows(x) for x in xs], _results(cos, sin, xs, code, middle, out)
-    # Two tensors a launch; one that is left is both.
-    for first in range(0, len(inputs), 2):
-        last = min(first + 1, len(inputs) - 1)
-        q, k, q_out, k_out = inputs[first], inputs[last], results[first], results[last]
-        if 0 in q.shape and 0 in k.shape:
-            continue
-        launch, grid, numbers = _launch_plan(
-            q.device, (q.dtype, cos.dtype, q_out.dtype, middle), (q.shape, k.shape, cos.shape),
-            (q.stride(), k.stride(), q_out.stride(), k_out.stride(), cos.stride()), tuple(code),
-            first == last,
-        )  # fmt: skip
-        launch(grid, q, k, q_out, k_out, cos, sin, *numbers)
+    # One or two tensors; one alone is both.
+    q, k, q_out, k_out = inputs[0], inputs[-1], results[0], results[-1]
+    if 0 in q.shape and 0 in k.shape:
+        return results
+    launch, grid, numbers = _launch_plan(
+        q.device, (q.dtype, cos.dtype, q_out.dtype, middle), (q.shape, k.shape, cos.shape),
+        (q.stride(), k.stride(), q_out.stride(), k_out.stride(), cos.stride()), tuple(code), len(xs) == 1,
+    )  # fmt: skip
+    launch(grid, q, k, q_out, k_out, cos, sin, *numbers)
     return results
 
 
