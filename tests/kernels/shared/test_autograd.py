@@ -59,7 +59,7 @@ def test_a_linear_op_keeps_no_operand_and_is_differentiated_again():
         lambda saved, rest, wanted, dy: (scaled_by(dy, saved[1]), None),
         None,
         tensors=2,
-        linear=1,
+        unread=1,
     )
     x, weight = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
     y = scaled_by(x, weight)

@@ -123,7 +123,7 @@ _spread: Callable[..., torch.Tensor] = differentiable(
     lambda saved, rest, wanted, dy: (_collect(dy, saved[1], *rest), None),
     None,
     tensors=2,
-    linear=1,
+    unread=1,
 )
 #: Rows from their slots among ``size``. The backward writes each slot once, where `index_select`'s would add.
 _collect: Callable[..., torch.Tensor] = differentiable(
@@ -131,5 +131,5 @@ _collect: Callable[..., torch.Tensor] = differentiable(
     lambda saved, rest, wanted, dy: (_spread(dy, saved[1], *rest), None),
     None,
     tensors=2,
-    linear=1,
+    unread=1,
 )

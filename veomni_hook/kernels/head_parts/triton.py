@@ -81,7 +81,7 @@ _joined: Callable[..., Tensor] = differentiable(
     lambda saved, rest, wanted, dz: (dz[..., : rest[1]], dz[..., rest[1] :]),
     None,
     tensors=2,
-    linear=2,
+    unread=2,
 )
 
 
@@ -96,7 +96,7 @@ _parts: Callable[..., tuple[Tensor, Tensor]] = differentiable(
     None,
     tensors=1,
     results=2,
-    linear=1,
+    unread=1,
 )
 
 

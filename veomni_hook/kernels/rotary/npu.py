@@ -56,7 +56,7 @@ def _turned_back(
 
 
 #: Takes x, cos, sin and the mode.
-_rotated: Callable[..., Tensor] = differentiable(_npu_rotary, _turned_back, None, tensors=3, linear=1)
+_rotated: Callable[..., Tensor] = differentiable(_npu_rotary, _turned_back, None, tensors=3, unread=1)
 
 
 def _full(form: Form, table: Tensor, mode: str) -> Tensor:

@@ -46,7 +46,7 @@ _rotated: Callable[..., torch.Tensor] = differentiable(
     lambda saved, rest, wanted, dy: (_unrotate(dy, *saved[1:]), None, None),
     None,
     tensors=3,
-    linear=1,
+    unread=1,
 )
 
 

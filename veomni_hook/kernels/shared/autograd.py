@@ -65,7 +65,7 @@ def differentiable(
     tensors: int,
     results: int = 1,
     addends: int = 1,
-    linear: int = 0,
+    unread: int = 0,
     reread: Sequence[int] = (),
     sparse: bool = False,
     direct: Mapping[str, Any] = MappingProxyType({}),
@@ -83,14 +83,15 @@ def differentiable(
         results: how many results of the forward the op returns.
         addends: how many operands, the first ones, stand for their sum alone. If more than one, the sum is
             the first result, and takes their place in ``saved``, in ``wanted`` and before the formula.
-        linear: how many operands, the first ones, the op is linear in. They are not saved (``saved`` has None
-            in their place), and the backward is differentiable itself: it runs where it is recorded, too.
+        unread: how many operands, the first ones, the backward does not read: the op is linear in those that
+            have a gradient. They are not saved: ``saved`` has None in their place. Such a backward is
+            differentiable itself, and runs where it is recorded, too.
         reread: which results the backward reads: in ``saved``, behind the operands.
         sparse: whether the gradient of an unused result is None instead of zeros.
         direct: keyword arguments of the forward where nothing needs a gradient.
     """
 
-    unsaved, replaced = (None,) * linear, max(linear, addends)
+    unsaved, replaced = (None,) * unread, max(unread, addends)
 
     def run_forward(ctx: Any, *operands: Any) -> Any:
         computed = forward(*operands)

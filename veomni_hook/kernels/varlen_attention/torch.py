@@ -108,5 +108,5 @@ _sorted: Callable[..., torch.Tensor] = differentiable(
     lambda saved, rest, wanted, dy: (_sorted(dy, saved[2], saved[1], *rest), None, None),
     None,
     tensors=3,
-    linear=1,
+    unread=1,
 )
