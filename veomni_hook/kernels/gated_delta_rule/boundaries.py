@@ -131,7 +131,7 @@ def _with_boundaries(
 
 def _check(owner: object, kwargs: dict[str, object], arguments: Given, inputs: torch.Tensor) -> bool:
     """Return whether samples share a row; raise SamplesError if attention layers would mix them."""
-    bounds = of_rows(*inputs.shape[:2], *given_of(kwargs))
+    bounds = of_rows(inputs.shape[0], inputs.shape[1], *given_of(kwargs))
     if bounds is not None:
         check(owner, kwargs, arguments, bounds, inputs.shape[0])
     return bounds is not None
@@ -184,7 +184,7 @@ def _refuse(
     inputs: torch.Tensor,
     layers: Layers,
 ) -> None:
-    if (bounds := of_rows(*inputs.shape[:2], *given_of(handed))) is None:
+    if (bounds := of_rows(inputs.shape[0], inputs.shape[1], *given_of(handed))) is None:
         return
     for layer in owner.modules():
         for kind, functions in layers:

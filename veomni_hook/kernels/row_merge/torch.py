@@ -41,8 +41,8 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, None]:
     """Return the gradients of the inputs and of the source, as `differentiable` asks for them.
 
-    ``saved`` ends with the mask and, in int64, the counts of its rows up to each row; ``rest`` is how many rows
-    the source has, and whether they were added.
+    ``saved`` ends with the mask and, in int64, the counts of its rows up to each row. ``rest``: the number of
+    rows of the source, and whether they were added.
     """
     (*_, mask, counts), (n, added) = saved, rest
     dx = dsource = None
