@@ -35,8 +35,12 @@ _FEWEST = 1 << 20
 
 def _order(x: Tensor) -> list[int]:
     """Return the first three dimensions as they follow each other in memory; expanded ones come last."""
-    strides: tuple[int, ...] = x.stride()
-    return sorted(range(3), key=lambda dim: -strides[dim])
+    strides, order = x.stride(), [0, 1, 2]
+    # By exchanges, because dynamo does not sort by strides that vary.
+    for place in (0, 1, 0):
+        if strides[order[place]] < strides[order[place + 1]]:
+            order[place], order[place + 1] = order[place + 1], order[place]
+    return order
 
 
 def _empty(x: Tensor, y: Tensor, order: Sequence[int]) -> Tensor:
