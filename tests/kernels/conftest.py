@@ -64,9 +64,9 @@ def split_early(monkeypatch):
 
     monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
     monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
-    triton._backward_launch.cache_clear()
+    triton._backward_plan.cache_clear()
     yield
-    triton._backward_launch.cache_clear()
+    triton._backward_plan.cache_clear()
 
 
 @pytest.fixture
@@ -77,9 +77,9 @@ def in_parts(monkeypatch):
     parts = ((40, 8, 4, True), (64, 8, 4, False), (tiles.MOST_COLUMNS, 32, 4, True))
     monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
     monkeypatch.setattr(tiles, "_PARTS", parts)
-    triton._backward_launch.cache_clear()
+    triton._backward_plan.cache_clear()
     yield
-    triton._backward_launch.cache_clear()
+    triton._backward_plan.cache_clear()
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.kernels.shared.changed import changed
+from veomni_hook.kernels.shared.operand_checks import dtype_of
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from tests.kernels.declared import refusal
 from tests.kernels.gated_delta_rule.forms import FORMS, OWNER, bounds, carried, whole
 from tests.kernels.matching import assert_matches, close
-from veomni_hook.kernels.gated_delta_rule import packages
+from veomni_hook.kernels.gated_delta_rule import operand_checks
 from veomni_hook.kernels.gated_delta_rule import triton as ours
 from veomni_hook.kernels.gated_delta_rule.tables import tables_of
 from veomni_hook.kernels.shared.hub_functions import running
@@ -188,11 +188,11 @@ def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):
         *tensors, _ = of.operands(1, 3, dtype=dtype)
         if channels:
             tensors[3] = tensors[3][..., None].expand(-1, -1, -1, 8)
-        return packages.yields(OWNER, *tensors, None, False, True, None, upstream)
+        return operand_checks.yields(OWNER, *tensors, None, False, True, None, upstream)
 
     reason = "chunk_gated_delta_rule computes it"
     assert reason in yields("fla")
-    monkeypatch.setattr(packages, "_runs_triton", lambda device: True)
+    monkeypatch.setattr(operand_checks, "_runs_triton", lambda device: True)
     assert yields("fla") is yields("fla", of=FORMS[1]) is None
     for each in (
         yields("other"),

@@ -7,7 +7,7 @@ from tests.kernels import declared
 from tests.kernels.contract import call_of
 from tests.kernels.declared import refusal
 from tests.kernels.matching import DEVICE, close
-from veomni_hook.kernels.index_scores import backward, rules
+from veomni_hook.kernels.index_scores import rules
 from veomni_hook.kernels.index_scores import torch as pieces
 
 OP = "index_scores"
@@ -105,11 +105,13 @@ def test_gradients_of_a_second_order(small_pieces):
 
 
 def test_the_backward_under_autocast():
+    declared.kernel(OP, "relu_matmul", "triton")  # defines the operator
+    backward = torch.ops.veomni_hook.index_scores_backward
     tensors = operands(1, 5, 7, 2, 16)
     dscores = torch.randn(1, 5, 7, device=DEVICE)
-    plain = backward.gradients(dscores, *tensors, SCALE, True)
+    plain = backward(dscores, *tensors, SCALE, True)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        assert all(map(torch.equal, plain, backward.gradients(dscores, *tensors, SCALE, True)))
+        assert all(map(torch.equal, plain, backward(dscores, *tensors, SCALE, True)))
 
 
 def test_what_is_refused():

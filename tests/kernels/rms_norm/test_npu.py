@@ -45,6 +45,6 @@ def test_refuses_gates_and_groups_that_do_not_fit():
     x, weight = torch.randn(2, 8), torch.rand(8)
     assert npu.refuses_gate_before(None, x, None, weight, EPS) is None
     assert "different shapes" in npu.refuses_gate_before(None, x, x[:1], weight, EPS)
-    assert "float64" in npu.refuses_gate_after(None, x, x.double(), weight, EPS, torch.tanh)
+    assert "float64" in npu.refuses_gate_before(None, x, x.double(), weight, EPS, torch.tanh)
     assert npu.refuses_grouped(None, x, weight, EPS, 4) is None
     assert "groups of 3" in npu.refuses_grouped(None, x, x, weight, EPS, 3)

@@ -53,6 +53,21 @@ def test_computes_and_differentiates():
         assert not scaled(x, 2.0).requires_grad
 
 
+def test_a_linear_op_keeps_no_operand_and_is_differentiated_again():
+    scaled_by = differentiable(
+        lambda x, weight: x * weight,
+        lambda saved, rest, wanted, dy: (scaled_by(dy, saved[1]), None),
+        None,
+        tensors=2,
+        unread=1,
+    )
+    x, weight = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
+    y = scaled_by(x, weight)
+    assert [tensor is None for tensor in y.grad_fn.saved_tensors] == [True, False]
+    (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    assert torch.autograd.grad(dx.sum(), x)[0].tolist() == [8.0] * 3
+
+
 def test_only_what_is_needed_of_torchs_code_runs(monkeypatch):
     def refuse(*_: Any) -> None:
         raise AssertionError("torch's Python code ran")

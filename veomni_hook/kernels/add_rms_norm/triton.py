@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
-from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -27,20 +25,13 @@ from veomni_hook.kernels.add_rms_norm import reference
 from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import reference as formulas
 from veomni_hook.kernels.rms_norm import triton as norms
-from veomni_hook.kernels.rms_norm.tiles import (
-    LARGE,
-    ONE_PLUS,
-    ONE_PLUS_ROUNDED,
-    WEIGHT,
-    forward_tile,
-    warps_of,
-)
+from veomni_hook.kernels.rms_norm.tiles import ONE_PLUS, ONE_PLUS_ROUNDED, WEIGHT, Plan, plan_of_rows
 from veomni_hook.kernels.rms_norm.variants import Norm
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL
 from veomni_hook.kernels.shared.operand_checks import not_plain, unfit_addends, untraceable
 from veomni_hook.kernels.shared.operators import operator
-from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
+from veomni_hook.kernels.shared.rows import readable
 
 __all__ = ["kernel", "refuses", "unfit"]
 
@@ -59,68 +50,20 @@ def _rounded(variant: str, x: torch.dtype, weight: torch.dtype) -> tuple[torch.d
     return (weight, weight) if rounded_to == "weight" else (torch.float32, x)
 
 
-# Cached by all Triton specialisations except the number of rows.
-@lru_cache(maxsize=LAUNCHES)
-def _forward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    columns: int,
-    where: tuple[Rows, Rows],
-    variant: str,
-    *,
-    large: bool,
-    keep: bool,
-) -> tuple[Launch, int]:
-    """Return the forward's launcher, and the rows per program."""
-    block = power(columns)
-    tile = forward_tile(columns, of_sum=True)
-    constants = columns, block, tile // block, _FACTORS[variant], TL[_rounded(variant, *dtypes)[0]], keep
-    return Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile)), tile // block
-
-
-class _Plan(NamedTuple):
-    """What a forward needs to know of the shapes and strides of a call.
-
-    ``launch`` is None if there is nothing to compute. ``numbers`` are the arguments after the tensors up to
-    eps, ``scales`` the sizes and strides of the scale, ``out`` is the dtype of the norm. ``like``: the sum
-    has the strides of the residual; ``out_like``: and the norm also its dtype.
-    """
-
-    launch: Launch | None
-    grid: tuple[int, int, int]
-    numbers: tuple[int, ...]
-    scales: tuple[tuple[int, ...], tuple[int, ...]]
-    out: torch.dtype
-    like: bool
-    out_like: bool
-
-
 @lru_cache(maxsize=LAUNCHES)
 def _forward_plan(
     device: torch.device,
     dtypes: tuple[torch.dtype, torch.dtype],
     shape: torch.Size,
-    residual_strides: tuple[int, ...],
-    hidden_strides: tuple[int, ...],
+    strides: tuple[tuple[int, ...], tuple[int, ...]],
     variant: str,
     keep: bool,
-) -> _Plan | None:
-    """Return the plan for addends of these strides, or None if one must be copied first."""
-    residual_rows, hidden_rows = rows_at(shape, residual_strides), rows_at(shape, hidden_strides)
-    if residual_rows is None or hidden_rows is None:
-        return None
-    columns, rows = shape[-1], prod(shape[:-1])
-    scales = tuple(shape[:-1]), contiguous_strides(shape[:-1])
-    out, like = _rounded(variant, *dtypes)[1], residual_strides == contiguous_strides(shape)
-    if not columns or not rows:
-        return _Plan(None, (0, 0, 0), (), scales, out, like, like and out is dtypes[0])
-    launch, size = _forward_launch(
-        device, dtypes, columns, (residual_rows, hidden_rows), variant, large=rows >= LARGE, keep=keep
-    )
-    numbers = rows, *residual_rows, *hidden_rows
-    return _Plan(
-        launch, (-(-rows // size), 1, 1), numbers, scales, out, like, like and out is dtypes[0]
-    )  # fmt: skip
+) -> tuple[Plan, torch.dtype] | None:
+    """Return the plan for addends of these strides, and the dtype of the norm; None: copy one first."""
+    middle, out = _rounded(variant, *dtypes)
+    steps = _FACTORS[variant], TL[middle], keep
+    plan = plan_of_rows(kernels.forward, (device, dtypes), shape, strides, tuple(shape[:-1]), 6, *steps)
+    return None if plan is None else (plan, out)
 
 
 @operator(
@@ -140,24 +83,18 @@ def _add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device, shape, dtype = residual.device, residual.shape, residual.dtype
     kind = device, (dtype, weight.dtype), shape
-    plan = _forward_plan(*kind, residual.stride(), hidden_states.stride(), variant, keep)
-    if plan is None:
+    planned = _forward_plan(*kind, (residual.stride(), hidden_states.stride()), variant, keep)
+    if planned is None:
         residual, hidden_states = readable(residual)[0], readable(hidden_states)[0]
-        plan = _forward_plan(*kind, residual.stride(), hidden_states.stride(), variant, keep)
-        assert plan is not None  # noqa: S101
-    launch, grid, numbers, scales, out, like, out_like = plan
+        planned = _forward_plan(*kind, (residual.stride(), hidden_states.stride()), variant, keep)
+        assert planned is not None  # noqa: S101
+    (launch, grid, numbers, scales, like), out = planned
     total = torch.empty_like(residual) if like else torch.empty(shape, dtype=dtype, device=device)
-    y = torch.empty_like(residual) if out_like else torch.empty(shape, dtype=out, device=device)
+    y = torch.empty_like(residual) if like and out is dtype else torch.empty(shape, dtype=out, device=device)
     scale = torch.empty_strided(*scales, dtype=torch.float32, device=device) if keep else y
     if launch is not None:
         launch(grid, residual, hidden_states, weight, total, y, scale, *numbers, float(eps))
     return total, y, scale
-
-
-def _formula(
-    total: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return total, getattr(formulas, variant)(total, weight, eps)
 
 
 def _gradients(
@@ -178,7 +115,7 @@ def _gradients(
 _apply: Callable[..., _Pair] = differentiable(
     _add_rms_norm,
     _gradients,
-    _formula,
+    lambda total, weight, eps, variant: (total, getattr(formulas, variant)(total, weight, eps)),
     tensors=3,
     results=2,
     addends=2,

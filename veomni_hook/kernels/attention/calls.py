@@ -1,4 +1,4 @@
-"""What every kernel of attention asks of a call before it looks at masks, and operands as they read them."""
+"""What every kernel of attention asks of a call before it looks at masks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import dtype_of, not_plain, untraceable
 
-__all__ = ["dtype_of", "refuses_call", "with_columns"]
+__all__ = ["refuses_call"]
 
 _CAPTURING = "transformers.utils.output_capturing"
 
@@ -37,17 +37,6 @@ def refuses_call(
     if found[0] not in dtypes or found[1] != found[0] or found[2] != found[0]:
         return f"query, key and value are {found[0]}, {found[1]} and {found[2]}"
     return None
-
-
-def dtype_of(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which upstream's products compute ``tensor``: autocast changes it."""
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
-
-
-def with_columns(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x``, or a copy, with contiguous columns."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _reads_weights(owner: Any) -> str | None:

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.kernels.attention.windows import window_of
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import dtype_of, not_plain, untraceable
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 
 __all__ = ["loses", "refuses", "sliding_window"]

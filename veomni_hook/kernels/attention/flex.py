@@ -21,12 +21,13 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.attention import flex_attention as torch_flex
 
 from veomni_hook.kernels.attention import reference
-from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
+from veomni_hook.kernels.attention.calls import refuses_call
 from veomni_hook.kernels.attention.causal_blocks import causal_blocks
 from veomni_hook.kernels.attention.masks import Blocks, known
 from veomni_hook.kernels.attention.rescaled import rescaled
 from veomni_hook.kernels.attention.traced_masks import keys_seen
 from veomni_hook.kernels.shared.autograd import with_formula
+from veomni_hook.kernels.shared.operand_checks import dtype_of
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, number
 
 __all__ = ["loses", "refuses", "with_sinks", "with_softcap"]

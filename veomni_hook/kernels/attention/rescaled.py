@@ -12,10 +12,11 @@ from functools import lru_cache
 
 import torch
 
-from veomni_hook.kernels.attention.calls import with_columns
+from veomni_hook.kernels.attention import rescaled_device as kernels
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["rescaled"]
 
@@ -28,11 +29,9 @@ def _launch(
     name: str, device: torch.device, dtypes: tuple[torch.dtype, ...], columns: int, numbers: tuple[int, ...]
 ) -> tuple[Launch, int]:
     """Return the launcher for these numbers, and the positions per program."""
-    from veomni_hook.kernels.attention import rescaled_device  # Triton, which not every machine has
-
     rows = max(1, min(_TILE // columns, power(numbers[0])))
     tensors = 4 if name == "forward" else 6
-    return Launch(getattr(rescaled_device, name), tensors, columns, rows, num_warps=4), rows
+    return Launch(getattr(kernels, name), tensors, columns, rows, num_warps=4), rows
 
 
 @operator(
@@ -40,7 +39,7 @@ def _launch(
 )
 def _rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     batch, heads, length, columns = x.shape
-    x, lse = with_columns(x), lse.contiguous()
+    x, lse = dense_rows(x), lse.contiguous()
     y = x.new_empty(batch, length, heads, columns)
     if y.numel():
         numbers = length, *x.stride()[:3], *_by_head(y)
@@ -49,12 +48,12 @@ def _rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.
     return y
 
 
-@operator(lambda x, lse, sinks, dy: (torch.empty_like(with_columns(x)), lse.new_empty(lse.shape)))
+@operator(lambda x, lse, sinks, dy: (torch.empty_like(dense_rows(x)), lse.new_empty(lse.shape)))
 def _rescaled_backward(
     x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, length, columns = x.shape
-    x, lse, dy = with_columns(x), lse.contiguous(), with_columns(dy)
+    x, lse, dy = dense_rows(x), lse.contiguous(), dense_rows(dy)
     dx, dlse = torch.empty_like(x), torch.empty_like(lse)
     if dx.numel():
         numbers = length, *x.stride()[:3], *_by_head(dy), *dx.stride()[:3]

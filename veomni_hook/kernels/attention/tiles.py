@@ -21,12 +21,14 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.attention import reference
-from veomni_hook.kernels.attention.calls import dtype_of, refuses_call, with_columns
+from veomni_hook.kernels.attention import tiles_device as kernels
+from veomni_hook.kernels.attention.calls import refuses_call
 from veomni_hook.kernels.attention.masks import in_order
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, generation, power, room
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.launch import LAUNCHES, cdiv, generation, launch_of, power, room
+from veomni_hook.kernels.shared.operand_checks import dtype_of, not_plain
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["loses", "refuses", "with_sinks"]
 
@@ -165,22 +167,6 @@ def _kernel(name: str, query: Tensor, key: Tensor, value: Tensor | None) -> _Ker
     return _Kernel(name, tile, (kv, heads // kv, *sizes, *tile[:4], shared))
 
 
-@lru_cache(maxsize=LAUNCHES)
-def _launch(
-    kernel: _Kernel,
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    numbers: tuple[object, ...],
-    constants: tuple[object, ...],
-) -> Launch:
-    """A launch; ``numbers`` are strides and the scale, on which Triton specialises."""
-    # Here, because not every machine has Triton.
-    from veomni_hook.kernels.attention import tiles_device
-
-    function = getattr(tiles_device, kernel.name)
-    return Launch(function, len(dtypes), *kernel.constants, *constants, num_warps=kernel.tile.warps)
-
-
 def _seen(mask: Tensor, tile: _Tile) -> Tensor:
     """Return ``[batch, blocks of queries, tiles of keys]``: whether any query of a block sees any key."""
     queries, keys = mask.shape[1:]
@@ -211,8 +197,20 @@ def _run(
     numbers: tuple[object, ...],
     *constants: object,
 ) -> None:
-    """Launch a kernel; ``sizes``: the numbers of queries and keys, on which Triton does not specialise."""
-    launch = _launch(kernel, tensors[0].device, tuple(tensor.dtype for tensor in tensors), numbers, constants)
+    """Launch a kernel.
+
+    Args:
+        kernel: the kernel.
+        grid: of the launch.
+        tensors: its first arguments.
+        sizes: the numbers of queries and keys, on which Triton does not specialise.
+        numbers: strides and the scale, on which it does.
+        constants: its last ones, after the kernel's.
+    """
+    launch = launch_of(
+        (tensors[0].device, *(tensor.dtype for tensor in tensors), *numbers), getattr(kernels, kernel.name),
+        len(tensors), *kernel.constants, *constants, num_warps=kernel.tile.warps,
+    )  # fmt: skip
     launch(grid, *tensors, *sizes, *numbers)
 
 
@@ -234,7 +232,7 @@ def _empty_gradients(
 def _attention_tiles(
     query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, sinks: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    query, key = with_columns(query), with_columns(key)
+    query, key = dense_rows(query), dense_rows(key)
     out, lse = _empty(query, key, value)
     if not out.numel():
         return out, lse
@@ -242,7 +240,7 @@ def _attention_tiles(
     kernel = _kernel("forward", query, key, value)
     seen = _seen(mask, kernel.tile)
     counts, tiles = in_order(seen)
-    operands = query, key, key if value is None else with_columns(value), mask
+    operands = query, key, key if value is None else dense_rows(value), mask
     grid = seen.shape[1], cdiv(heads // kv, kernel.tile.heads), batch * kv
     tensors = *operands, sinks.contiguous(), tiles, counts, out, lse
     _run(kernel, grid, tensors, (queries, keys), (*_strides(operands, seen), scale))
@@ -260,12 +258,12 @@ def _attention_tiles_backward(
     dout: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, dout = with_columns(query), with_columns(key), dout.contiguous()
+    query, key, dout = dense_rows(query), dense_rows(key), dout.contiguous()
     (batch, heads, queries, _), (kv, keys) = query.shape, key.shape[1:3]
     dquery, dkey, dvalue, delta = _empty_gradients(query, key, value, mask, out, lse)
     if not (out.numel() and key.numel()):
         return dquery.zero_(), dkey.zero_(), dvalue.zero_(), delta.zero_()
-    operands = query, key, key if value is None else with_columns(value), mask
+    operands = query, key, key if value is None else dense_rows(value), mask
     kernel = _kernel("backward_query", query, key, value)
     seen, chunks = _seen(mask, kernel.tile), cdiv(heads // kv, kernel.tile.heads)
     counts, tiles = in_order(seen)

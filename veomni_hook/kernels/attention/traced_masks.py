@@ -21,6 +21,7 @@ from veomni_hook.kernels.shared.traced_graph import (
     is_exporting,
     is_only_read,
     is_same_length,
+    names_of_calls,
     node_of,
     value_of,
 )
@@ -33,12 +34,7 @@ _NEW = {operator.and_: "and_", torch.where: "where"}
 _VIEWS = frozenset("contiguous detach expand getitem to unsqueeze view".split())
 #: What only reads a mask: all that attention does with it.
 _READERS = _VIEWS | frozenset("add logical_not ndim scaled_dot_product_attention size where".split())
-_FUNCTIONS: dict[object, str] = {
-    function: name
-    for home in (operator, torch, torch.nn.functional)
-    for name in _READERS
-    if callable(function := getattr(home, name, None))
-}
+_name = names_of_calls(_READERS)
 
 
 def note(mask: object, window: int | None) -> None:
@@ -96,7 +92,3 @@ def _keys_seen() -> int | None:
         return None
     keys: int = mask.meta[_NOTE]
     return keys
-
-
-def _name(node: Node) -> str:
-    return str(node.target) if node.op == "call_method" else _FUNCTIONS.get(node.target, "")

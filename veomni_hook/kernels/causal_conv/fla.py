@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 
 from veomni_hook.kernels.shared.autograd import differentiated_once
+from veomni_hook.kernels.shared.operand_checks import DTYPES
 
 __all__ = ["depthwise", "refuses"]
 
 Tensor = torch.Tensor
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def depthwise(
@@ -41,6 +41,6 @@ def refuses(
 ) -> str | None:
     """Return what the kernel refuses, beside `operand_checks`, or None."""
     dtypes = {tensor.dtype for tensor in (hidden_states, weight, bias) if tensor is not None}
-    if len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
+    if len(dtypes) > 1 or not dtypes <= DTYPES:
         return f"the input is {hidden_states.dtype}, the weight {weight.dtype}"
     return None

@@ -18,12 +18,12 @@ from veomni_hook.kernels.causal_conv.torch import depthwise as in_torch
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.operand_checks import DTYPES
 from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["depthwise", "refuses"]
 
 Tensor = torch.Tensor
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _MOST_TAPS = 4
 #: In each direction: channels of a program, those of a thread, and how many programs the registers of a
 #: multiprocessor of Hopper hold.
@@ -133,21 +133,11 @@ def _begins(cu_seqlens: Tensor, positions: int, device: torch.device) -> Tensor:
     return starts.repeat_interleave(cu_seqlens.diff().long()).to(torch.int32).to(device, non_blocking=True)
 
 
-def _definition(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    cu_seqlens: Tensor | None,
-    silu: bool,
-) -> Tensor:
-    return in_torch(x, weight, bias, "silu" if silu else None, cu_seqlens)
-
-
 #: Not saved as a tensor: ``cu_seqlens``. What the host knows of it belongs to this object.
 _convolution: Callable[..., Tensor] = differentiable(
     _causal_conv,
     lambda saved, rest, wanted, dy: _causal_conv_backward(dy, *saved, *rest),
-    _definition,
+    lambda x, weight, bias, cu_seqlens, silu: in_torch(x, weight, bias, "silu" if silu else None, cu_seqlens),
     tensors=3,
 )
 
@@ -170,6 +160,6 @@ def refuses(
     if weight.shape[1] > _MOST_TAPS:
         return f"the kernel has {weight.shape[1]} taps, more than {_MOST_TAPS}"
     dtypes = {tensor.dtype for tensor in (weight, bias) if tensor is not None}
-    if len(dtypes) > 1 or not dtypes | {hidden_states.dtype} <= _DTYPES:
+    if len(dtypes) > 1 or not dtypes | {hidden_states.dtype} <= DTYPES:
         return f"the input is {hidden_states.dtype}, the weight {weight.dtype}"
     return None

@@ -7,14 +7,13 @@ tracing. So is everything that uses an operation that is not listed here.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from veomni_hook.kernels.shared.traced_graph import is_only_read, is_same_length, value_of
+from veomni_hook.kernels.shared.traced_graph import is_only_read, is_same_length, names_of_calls, value_of
 
 __all__ = ["counts_up"]
 
@@ -38,21 +37,12 @@ def counts_up(node: Node) -> bool:
 def _source(node: Node) -> Node | None:
     """Return the ``arange`` that a node shifts by integers and reshapes by rows; None if it does more."""
     while (name := _name(node)) != "arange":
-        step, before = _STEPS.get(name), _operand(node)
+        step = _STEPS.get(name)
+        before = next((one for one in node.args if isinstance(one, Node) and _shape(one) is not None), None)
         if step is None or before is None or not _shape(node) or not step(node, before):
             return None
         node = before
     return node if _shape(node) and _is_consecutive(node) else None
-
-
-def _name(node: Node) -> str:
-    """Return the name of a tensor's method or of a function that is listed here; else an empty one."""
-    return str(node.target) if node.op == "call_method" else _FUNCTIONS.get(node.target, "")
-
-
-def _operand(node: Node) -> Node | None:
-    """Return the first ids among the arguments of an operation."""
-    return next((one for one in node.args if isinstance(one, Node) and _shape(one) is not None), None)
 
 
 def _shape(node: Node) -> tuple[Any, ...] | None:
@@ -120,9 +110,4 @@ _STEPS: dict[str, Callable[[Node, Node], bool]] = {
 _READERS = frozenset(
     [*_STEPS, *"cumsum diff embedding eq float ge gt le lt max min mul ne size type_as".split()]
 )
-_FUNCTIONS: dict[Any, str] = {
-    function: name
-    for home in (operator, torch, torch.nn.functional)
-    for name in ("arange", *_READERS)
-    if callable(function := getattr(home, name, None))
-}
+_name = names_of_calls(("arange", *_READERS))

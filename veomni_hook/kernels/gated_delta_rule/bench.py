@@ -9,15 +9,14 @@ of the chunk's system, and four products with states and values. A step counts t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.problem import Problem, Side, made
 from veomni_hook.kernels.selection.registry import load_attribute
@@ -33,7 +32,6 @@ _ACCELERATOR = (
     ("1 row of 16,384", 1, 16384, 0, 16, 64, 128),
     ("1 row of 65,536", 1, 65536, 0, 16, 32, 128),
 )
-_TRITON = "veomni_hook.kernels.gated_delta_rule.triton:scalar_decay"
 _CPU = (("2 rows of 256", 2, 256, 0, 2, 4, 64), ("512 in 8 samples", 1, 512, 8, 2, 4, 64))
 
 
@@ -51,7 +49,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             [query, key, value, g, beta],
             samples,
             {"eager": _upstream},
-            {"fla": _fla, "torch": chunked.scalar_decay, "triton": _TRITON},
+            "scalar_decay",
+            ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
         )
 
 
@@ -61,7 +60,8 @@ def problem(
     leaves: Sequence[torch.Tensor],
     samples: int,
     sides: dict[str, Side],
-    kernels: Mapping[str, Callable[..., Any] | str],
+    variant: str,
+    fla: tuple[str, str],
 ) -> Problem:
     """Return the problem of one form of the rule.
 
@@ -71,19 +71,18 @@ def problem(
         leaves: query, key, value, decay, write strength.
         samples: of each row; 0 for one.
         sides: without kernels. Where samples share a row, these compute them as one: they have no boundaries.
-        kernels: by backend, called as a slot calls them, or where to load them; ``fla`` takes part where it
-            is installed, ``triton`` on a GPU.
+        variant: the form of the rule: ``triton`` takes part on a GPU.
+        fla: a module of flash-linear-attention and its function, which takes part where it is installed.
     """
     value = leaves[2]
     (rows, positions, heads, width), device = value.shape, value.device.type
     ends = list(range(0, positions + 1, positions // samples)) if samples else None
     bounds = None if ends is None else boundaries(ends, value.device)
-    ours = {"torch": "torch", "ours": "triton"} if device == "cuda" else {"ours": "torch"}
     if device == "cuda" and find_spec("fla") is not None:
-        ours = {"fla": "fla", **ours}
-    for side, backend in ours.items():
-        kernel = kernels[backend]
-        kernel = load_attribute(kernel) if isinstance(kernel, str) else kernel
+        sides["fla"] = partial(_fla, home=fla[0], name=fla[1], bounds=bounds)
+    backends = {"torch": "torch", "ours": "triton"} if device == "cuda" else {"ours": "torch"}
+    for side, backend in backends.items():
+        kernel = load_attribute(f"veomni_hook.kernels.gated_delta_rule.{backend}:{variant}")
         sides[side] = partial(_kernel, kernel=kernel, bounds=bounds)
     by_chunk = 2 * LENGTH * LENGTH * (2 * width + width + width) + 6 * LENGTH * width * width
     flops = by_chunk * heads * rows * positions // LENGTH
@@ -116,10 +115,18 @@ def _kernel(
     return kernel(*operands, None, False, True, bounds)[0]
 
 
-def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> object:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-    *_, normalise, bounds = options
-    return chunk_gated_delta_rule(
-        query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=normalise, cu_seqlens=bounds
-    )
+def _fla(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    home: str,
+    name: str,
+    bounds: torch.Tensor | None,
+) -> torch.Tensor:
+    function = getattr(import_module(home), name)
+    output: torch.Tensor = function(
+        query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=bounds
+    )[0]
+    return output

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule.bench import problem
 from veomni_hook.kernels.problem import Problem, Side, made
 
@@ -29,7 +28,6 @@ _ACCELERATOR = (
     ("16,384 in 16 samples", 1, 16384, 16, 32, 128),
     ("2 rows of 4,096", 2, 4096, 0, 32, 128),
 )
-_TRITON = "veomni_hook.kernels.gated_delta_rule.triton:channel_decay"
 _CPU = (("2 rows of 128", 2, 128, 0, 2, 64), ("256 in 8 samples", 1, 256, 8, 2, 64))
 
 
@@ -49,7 +47,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             [query, key, value, g, beta],
             samples,
             sides,
-            {"fla": _fla, "torch": chunked.channel_decay, "triton": _TRITON},
+            "channel_decay",
+            ("fla.ops.kda", "chunk_kda"),
         )
 
 
@@ -60,10 +59,3 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
     function = getattr(chunk_kimi_delta_attention, "__wrapped__", chunk_kimi_delta_attention)
     output: torch.Tensor = function(*operands, use_qk_l2norm_in_kernel=True)[0]
     return output
-
-
-def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> object:
-    from fla.ops.kda import chunk_kda
-
-    *_, normalise, bounds = options
-    return chunk_kda(query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=normalise, cu_seqlens=bounds)

@@ -131,18 +131,13 @@ def _with_boundaries(
 
 def _check(owner: object, kwargs: dict[str, object], arguments: Given, inputs: torch.Tensor) -> bool:
     """Return whether samples share a row; raise SamplesError if attention layers would mix them."""
-    bounds = _shared(kwargs, inputs)
+    bounds = of_rows(inputs.shape[0], inputs.shape[1], *given_of(kwargs))
     if bounds is not None:
         check(owner, kwargs, arguments, bounds, inputs.shape[0])
     return bounds is not None
 
 
 _check_eagerly: Callable[..., bool] = torch.compiler.disable(_check)  # type: ignore[no-untyped-call]
-
-
-def _shared(kwargs: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor | None:
-    """Return the boundaries of samples that share a row, or None."""
-    return of_rows(inputs.shape[0], inputs.shape[1], *given_of(kwargs))
 
 
 def refuse(
@@ -189,7 +184,7 @@ def _refuse(
     inputs: torch.Tensor,
     layers: Layers,
 ) -> None:
-    if (bounds := _shared(handed, inputs)) is None:
+    if (bounds := of_rows(inputs.shape[0], inputs.shape[1], *given_of(handed))) is None:
         return
     for layer in owner.modules():
         for kind, functions in layers:

@@ -7,11 +7,13 @@ read nor write a state.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.host_values import derived
 
 __all__ = ["LENGTH", "Chunks", "chunks_of"]
@@ -79,7 +81,8 @@ class Chunks:
         if self._plan is None:
             steps = by_position.reshape(len(self.active), self._rows, LENGTH, heads, width)
             return steps.transpose(0, 1).flatten(1, 2)[:, : self._positions].contiguous()
-        rows = _collect(by_position.flatten(0, 1), self._plan.slots)
+        chunked = by_position.flatten(0, 1)
+        rows = _collect(chunked, self._plan.slots, chunked.shape[0])
         return rows.view(self._rows, self._positions, heads, width)
 
 
@@ -106,42 +109,27 @@ def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
     return _Plan(tuple(active.tolist()), *sent)
 
 
-def _spread(rows: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
-    spread_rows: torch.Tensor = _Spread.apply(rows, slots, size)  # type: ignore[no-untyped-call]
-    return spread_rows
+def _filled(rows: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
+    return rows.new_zeros(size, *rows.shape[1:]).index_copy_(0, slots, rows)
 
 
-def _collect(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    collected: torch.Tensor = _Collect.apply(rows, slots)  # type: ignore[no-untyped-call]
-    return collected
+def _picked(rows: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
+    return rows.index_select(0, slots)
 
 
-class _Spread(torch.autograd.Function):
-    """Rows at their slots, zeros elsewhere. Its backward reads the slots, without zeros of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
-        """Return ``[size, ...]``."""
-        ctx.save_for_backward(slots)
-        return rows.new_zeros(size, *rows.shape[1:]).index_copy_(0, slots, rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Return the gradients at the slots."""
-        return _collect(gradients[0], ctx.saved_tensors[0]), None, None
-
-
-class _Collect(torch.autograd.Function):
-    """Rows from their slots. Its backward writes each slot once, where `index_select`'s would add."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return ``[positions, ...]``."""
-        ctx.save_for_backward(slots)
-        ctx.size = rows.shape[0]
-        return rows.index_select(0, slots)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return the gradients at their slots."""
-        return _spread(gradients[0], ctx.saved_tensors[0], ctx.size), None
+#: Rows at their slots among ``size``, zeros elsewhere. The backward reads slots, without zeros of its own.
+_spread: Callable[..., torch.Tensor] = differentiable(
+    _filled,
+    lambda saved, rest, wanted, dy: (_collect(dy, saved[1], *rest), None),
+    None,
+    tensors=2,
+    unread=1,
+)
+#: Rows from their slots among ``size``. The backward writes each slot once, where `index_select`'s would add.
+_collect: Callable[..., torch.Tensor] = differentiable(
+    _picked,
+    lambda saved, rest, wanted, dy: (_spread(dy, saved[1], *rest), None),
+    None,
+    tensors=2,
+    unread=1,
+)

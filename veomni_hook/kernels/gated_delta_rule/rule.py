@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -25,30 +25,32 @@ _DTYPES = frozenset((torch.bfloat16, torch.float16))
 _MOST = 256
 
 
-class Launches(ABC):
+class Launches(Scans, ABC):
     """The launches for one kind of operands: heads, heads a key head, widths, strides.
 
     Attributes:
-        channels: whether each channel has a decay.
-        scans: those of the scan over chunks.
         solve: computes what the scan needs of every chunk, its inverse among it.
         local: the same where what the backward saves is known.
     """
 
-    channels: ClassVar[bool]
     solve: Launch
     local: Launch
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], normalise: bool
     ) -> None:
-        self.scans = Scans(sizes[:4], dtype, device, channels=self.channels)
+        super().__init__(device, dtype, sizes[:4])
 
     def parts(self, operands: Operands, tables: Tables, kept: Tensor, *, known: bool) -> Parts:
         """Return what the scan needs of every chunk; ``kept`` (`squares_of`) is filled unless ``known``."""
-        query = operands[0]
-        chunks = tables.starts.numel()
-        parts = self.scans.new_parts(query, chunks, kept)
+        query, chunks = operands[0], tables.starts.numel()
+        q, k = (query.new_empty(chunks, query.shape[2], LENGTH, self.keys) for _ in range(2))
+        sums = self.keys if self.channels else LENGTH
+        total = query.new_empty(chunks, self.heads, sums, dtype=torch.float32)
+        w = query.new_empty(chunks, self.heads, LENGTH, self.keys)
+        u = query.new_empty(chunks, self.heads, self.values, LENGTH)
+        p = kept[1] if self.channels else torch.empty_like(kept[0])
+        parts = Parts(q, k, total, kept[0], w, u, p)
         if chunks:
             run = self.local if known else self.solve
             run((chunks, query.shape[2], 1), *operands, tables.starts, tables.ends, *parts)
@@ -137,7 +139,7 @@ def rule(
         tables = tables_of(v, cu_seqlens)
         kept = squares_of(q, v, tables.starts.numel(), channels=kind.channels)
         parts = launches.parts(operands, tables, kept, known=False)
-        return *launches.scans.outputs(parts, tables, v, initial, final), kept
+        return *launches.outputs(parts, tables, v, initial, final), kept
 
     @operator(
         _gradients_fake,
@@ -149,7 +151,7 @@ def rule(
         operands, launches = _prepared(kind, (q, k, v, g, beta), normalise)
         tables, dy = tables_of(v, cu_seqlens), dy.contiguous()
         parts = launches.parts(operands, tables, kept, known=True)
-        scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial)
+        scanned, dinitial = launches.scanned(parts, tables, dy, initial, dfinal, to_initial)
         return (*launches.within_chunks(operands, tables, parts, scanned, dy), dinitial)
 
     def gradients(

@@ -6,7 +6,7 @@ Both forms of the rule, with one decay per head or per channel, run the same sca
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -53,20 +53,19 @@ class Scanned(NamedTuple):
 
 
 class Scans:
-    """The launches for heads of one size.
+    """The launches of the scan for heads of one size.
 
     Attributes:
+        channels: whether each channel has a decay.
         keys: the channels of keys in a chunk's parts, a power of two.
         values: those of values.
         roomy: whether the device has shared memory for three stages of heads of 128.
         precision: how float32 is multiplied, in the interpreter alone.
-        channels: whether each channel has a decay.
     """
 
-    def __init__(
-        self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, channels: bool
-    ) -> None:
-        self.channels = channels
+    channels: ClassVar[bool]
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
         self.heads, self.groups, keys, values = sizes
         least = _FEWEST_ON_HOPPER if generation(device) == _HOPPER else _FEWEST
         self.keys, self.values = max(least, power(keys)), max(least, power(values))
@@ -83,17 +82,6 @@ class Scans:
             rows, stages = 32 if self.roomy else 16, 1
         return min(rows, self.values), stages if self.roomy else min(2, stages)
 
-    def new_parts(self, q: Tensor, chunks: int, kept: Tensor) -> Parts:
-        """Return what the local kernels fill, with ``kept``, as `squares_of`, among it."""
-        key_heads = self.heads // self.groups
-        query, key = (q.new_empty(chunks, key_heads, LENGTH, self.keys) for _ in range(2))
-        total = q.new_empty(chunks, self.heads, self.keys if self.channels else LENGTH, dtype=torch.float32)
-        w = q.new_empty(chunks, self.heads, LENGTH, self.keys)
-        u = q.new_empty(chunks, self.heads, self.values, LENGTH)
-        return Parts(
-            query, key, total, kept[0], w, u, kept[1] if self.channels else torch.empty_like(kept[0])
-        )
-
     def outputs(
         self,
         parts: Parts,
@@ -109,13 +97,13 @@ class Scans:
         start = last if initial is None else initial.to(torch.float32).contiguous()
         if samples:
             self._launch(scan_device.forward, 13, (initial is not None, final, False))(
-                self._grid(samples),
+                (self.values // self._rows, self.heads, samples),
                 parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
                 start, output, last, output, output,
             )  # fmt: skip
         return output, last
 
-    def gradients(
+    def scanned(
         self,
         parts: Parts,
         tables: Tables,
@@ -134,14 +122,11 @@ class Scans:
         end = dinitial if dfinal is None else dfinal.to(torch.float32).contiguous()
         if samples:
             self._launch(scan_device.both, 16, (initial is not None, dfinal is not None, to_initial))(
-                self._grid(samples, scans=2),
+                (self.values // self._rows, 2 * self.heads, samples),
                 parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, dy, tables.bounds, tables.first,
                 start, end, dinitial, states, written, dstates, dwritten,
             )  # fmt: skip
         return Scanned(states, written, dstates, dwritten), dinitial
-
-    def _grid(self, samples: int, scans: int = 1) -> tuple[int, int, int]:
-        return self.values // self._rows, scans * self.heads, samples
 
     def _launch(self, function: Hashable, tensors: int, flags: tuple[bool, ...]) -> Launch:
         if (function, flags) not in self._launches:

@@ -72,39 +72,38 @@ class _ScalarLaunches(Launches):
     ) -> None:
         super().__init__(device, dtype, sizes, normalise)
         strides, late = sizes[4:], _loads_late(device)
-        scans = self.scans
         self.solve, self.local = (
             Launch(
                 local_device.local,
                 14,
-                *scans.widths,
+                *self.widths,
                 *strides,
-                scans.scale,
+                self.scale,
                 normalise,
                 solve,
-                scans.precision,
+                self.precision,
                 **_OPTIONS["local"] | ({"num_stages": 1} if late else {}),
             )
             for solve in (True, False)
         )
-        norms = (normalise, scans.precision)
+        norms = (normalise, self.precision)
         self.through_states = Launch(
             gradients_device.through_states,
             13,
-            *scans.widths,
+            *self.widths,
             *strides[:2],
-            scans.scale,
+            self.scale,
             *norms,
-            *scans.parts_of_state(*_PARTS["states"]),
+            *self.parts_of_state(*_PARTS["states"]),
             **_OPTIONS["states"],
         )
         self.through_system = Launch(
             gradients_device.through_system,
             18,
-            *scans.widths,
+            *self.widths,
             *strides[2:],
             *norms,
-            *scans.parts_of_state(*((256, 1) if late else _PARTS["system"])),
+            *self.parts_of_state(*((256, 1) if late else _PARTS["system"])),
             **_OPTIONS["system"],
         )
 
@@ -140,30 +139,29 @@ class _ChannelLaunches(Launches):
     ) -> None:
         super().__init__(device, dtype, sizes, normalise)
         (heads, _, keys, values), strides = sizes[:4], sizes[4:]
-        scans = self.scans
-        channels = {name: min(scans.keys, part) for name, part in _CHANNELS.items()}
-        norms = (scans.scale, normalise)
+        channels = {name: min(self.keys, part) for name, part in _CHANNELS.items()}
+        norms = (self.scale, normalise)
         self.solve, self.local = (
             Launch(
                 channel_device.local,
                 14,
-                *(heads, keys, values, scans.keys, scans.values),
+                *(heads, keys, values, self.keys, self.values),
                 *strides,
                 *norms,
                 solve,
-                scans.precision,
+                self.precision,
                 channels["local"],
                 **_CHANNEL_OPTIONS["local"],
             )
             for solve in (True, False)
         )
-        of_states = (heads, values, scans.keys, scans.values)
+        of_states = (heads, values, self.keys, self.values)
         self.through_states = Launch(
             channel_gradients_device.through_states,
             10,
             *of_states,
-            scans.precision,
-            *scans.parts_of_state(*_CHANNEL_PARTS["states"]),
+            self.precision,
+            *self.parts_of_state(*_CHANNEL_PARTS["states"]),
             **_CHANNEL_OPTIONS["states"],
         )
         self.through_system = Launch(
@@ -171,18 +169,18 @@ class _ChannelLaunches(Launches):
             13,
             *of_states,
             *strides[4:6],
-            scans.precision,
-            *scans.parts_of_state(*_CHANNEL_PARTS["system"]),
+            self.precision,
+            *self.parts_of_state(*_CHANNEL_PARTS["system"]),
             **_CHANNEL_OPTIONS["system"],
         )
         self.through_products = Launch(
             channel_gradients_device.through_products,
             17,
-            *(heads, keys, scans.keys),
+            *(heads, keys, self.keys),
             *strides[:4],
             *strides[6:],
             *norms,
-            scans.precision,
+            self.precision,
             channels["products"],
             **_CHANNEL_OPTIONS["products"],
         )

@@ -45,4 +45,4 @@ VARIANTS = {
         refuses=".operand_checks:refuses_channels",
     ),
 }
-OP = op("gated_delta_rule", VARIANTS, yields=".packages:yields")
+OP = op("gated_delta_rule", VARIANTS, yields=".operand_checks:yields")

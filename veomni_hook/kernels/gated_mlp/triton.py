@@ -234,7 +234,9 @@ def _computed(
     numbers = () if limit is None else (limit,)
     if _unusual(gate, up, *numbers):
         return _FORMULAS[form, wide](gate, up, activation, *numbers)
-    return _gated(gate, up, _Call((form, _number(activation), wide), (float(limit or 0.0), 0.0)))
+    name = name_of_accepted(activation)
+    assert name is not None, unknown(activation)  # noqa: S101 - `refuses` was asked
+    return _gated(gate, up, _Call((form, ACTIVATIONS[name], wide), (float(limit or 0.0), 0.0)))
 
 
 #: Return ``activation(gate) * up``, the second in float32, in the dtype of ``gate``. The others take a limit:
@@ -250,12 +252,6 @@ def scaled_sigmoid(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tens
     if _unusual(gate, up, alpha, limit):
         return reference.scaled_sigmoid(gate, up, alpha, limit)
     return _gated(gate, up, _Call((_SCALED_SIGMOID, 0, False), (float(limit), float(alpha))))
-
-
-def _number(activation: Activation) -> int:
-    name = name_of_accepted(activation)
-    assert name is not None, unknown(activation)  # noqa: S101 - `refuses` was asked
-    return ACTIVATIONS[name]
 
 
 def refuses(owner: object, x: Tensor, activation: object = torch.sigmoid) -> str | None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 
 __all__ = ["refuses_joined", "refuses_split"]
 
 # What upstream's names stand for; a user may put other functions there later.
 _SPLIT, _CAT = torch.split, torch.cat
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def refuses_split(owner: object, x: Any, sizes: Any, dim: object, function: object) -> str | None:
@@ -47,6 +46,6 @@ def _unsuited(x: Any, dim: object) -> str | None:
         return reason
     if dim != -1 or x.ndim != 4:
         return "it is not the last of four dimensions"
-    if x.dtype not in _DTYPES or x.layout is not torch.strided:
+    if x.dtype not in DTYPES or x.layout is not torch.strided:
         return f"the kernel does not support {x.dtype}"
     return None

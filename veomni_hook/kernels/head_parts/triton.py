@@ -10,17 +10,17 @@ are views of the incoming one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
 from veomni_hook.kernels.head_parts import device
-from veomni_hook.kernels.shared.autograd import applied
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["joined", "loses", "refuses", "split"]
 
@@ -35,8 +35,12 @@ _FEWEST = 1 << 20
 
 def _order(x: Tensor) -> list[int]:
     """Return the first three dimensions as they follow each other in memory; expanded ones come last."""
-    strides: tuple[int, ...] = x.stride()
-    return sorted(range(3), key=lambda dim: -strides[dim])
+    strides, order = x.stride(), [0, 1, 2]
+    # By exchanges, because dynamo does not sort by strides that vary.
+    for place in (0, 1, 0):
+        if strides[order[place]] < strides[order[place + 1]]:
+            order[place], order[place + 1] = order[place + 1], order[place]
+    return order
 
 
 def _empty(x: Tensor, y: Tensor, order: Sequence[int]) -> Tensor:
@@ -58,7 +62,7 @@ def _launch(
 
 @operator(_empty)
 def _head_parts_joined(x: Tensor, y: Tensor, order: Sequence[int]) -> Tensor:
-    x, y = (part if part.stride(-1) == 1 else part.contiguous() for part in (x, y))
+    x, y = dense_rows(x), dense_rows(y)
     z = _empty(x, y, order)
     if z.numel():
         strides = [part.stride(dim) for part in (x, y) for dim in order]
@@ -71,45 +75,44 @@ def _head_parts_joined(x: Tensor, y: Tensor, order: Sequence[int]) -> Tensor:
     return z
 
 
-class _Joined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, order: list[int]) -> Tensor:
-        ctx.first = x.shape[-1]
-        return _head_parts_joined(x, y, order)
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor, None]:
-        return dz[..., : ctx.first], dz[..., ctx.first :], None
+def _side_by_side(x: Tensor, y: Tensor, order: list[int], first: int) -> Tensor:
+    return _head_parts_joined(x, y, order)
 
 
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        ctx.order = _order(x)
-        return x[..., :first], x[..., first:]
-
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor, dy: Tensor) -> tuple[Tensor, None]:
-        return _joined(dx, dy, ctx.order), None
-
-
-_join, _parts = applied(_Joined), applied(_Split)
+#: Takes both parts, the order of the result's dimensions in memory, and the width of the first part.
+_joined: Callable[..., Tensor] = differentiable(
+    _side_by_side,
+    lambda saved, rest, wanted, dz: (dz[..., : rest[1]], dz[..., rest[1] :]),
+    None,
+    tensors=2,
+    unread=2,
+)
 
 
-def _joined(x: Tensor, y: Tensor, order: list[int]) -> Tensor:
-    return _join(x, y, order) if wants_grad(x, y) else _head_parts_joined(x, y, order)
+def _apart(x: Tensor, order: list[int], first: int) -> tuple[Tensor, Tensor]:
+    return x[..., :first], x[..., first:]
+
+
+#: Takes what is split, the order of its dimensions in memory, and the width of the first part.
+_parts: Callable[..., tuple[Tensor, Tensor]] = differentiable(
+    _apart,
+    lambda saved, rest, wanted, dx, dy: (_joined(dx, dy, *rest),),
+    None,
+    tensors=1,
+    results=2,
+    unread=1,
+)
 
 
 def joined(parts: Sequence[Tensor], dim: int, function: object) -> Tensor:
     """Return two parts side by side along the last dimension."""
     x, y = parts
-    return _joined(x, y, _order(x))
+    return _joined(x, y, _order(x), x.shape[-1])
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int, function: object) -> tuple[Tensor, Tensor]:
     """Return views of both parts along the last dimension; their gradients are joined in one pass."""
-    first = sizes[0]
-    return _parts(x, first) if wants_grad(x) else (x[..., :first], x[..., first:])
+    return _parts(x, _order(x), sizes[0])
 
 
 def refuses(owner: object, x: Tensor | Sequence[Tensor], *others: object) -> str | None:

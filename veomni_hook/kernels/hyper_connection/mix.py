@@ -58,17 +58,18 @@ def _hyper_connection_mix_backward(
     return dpost, dcomb, doutput, dx
 
 
-def _definition(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
-    return reference.mix(post, comb, output, x, x.dtype)
-
-
 def _gradients(saved: Sequence[Tensor], _: object, __: object, dy: Tensor) -> tuple[Tensor, ...]:
     x, *weights = saved
     dpost, dcomb, doutput, dx = _hyper_connection_mix_backward(dy, *weights, x)
     return dx, dpost, dcomb, doutput
 
 
-_apply: Callable[..., Tensor] = differentiable(_hyper_connection_mix, _gradients, _definition, tensors=4)
+_apply: Callable[..., Tensor] = differentiable(
+    _hyper_connection_mix,
+    _gradients,
+    lambda x, post, comb, output: reference.mix(post, comb, output, x, x.dtype),
+    tensors=4,
+)
 
 
 def mix(post: Tensor, comb: Tensor, output: Tensor, hidden_streams: Tensor, dtype: torch.dtype) -> Tensor:

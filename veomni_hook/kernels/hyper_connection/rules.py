@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.shared.module_calls import call_is_seen
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 
 __all__ = ["refuses", "refuses_collapse", "refuses_mix", "unsupported"]
 
-#: What Triton's kernels support.
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 #: Numbers of streams that they do: a power of two, because programs hold all streams of their columns.
 _STREAMS = (2, 4, 8)
 
@@ -131,6 +129,6 @@ def _unshaped(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, weights: int, 
 def unsupported(streams: Tensor, *others: Tensor) -> str | None:
     """Return why Triton's kernels do not support streams ``[batch, length, N, D]`` and weights, or None."""
     for other in (streams, *others):
-        if other.dtype not in _DTYPES:
+        if other.dtype not in DTYPES:
             return f"the kernel does not support {other.dtype}"
     return None if streams.shape[2] in _STREAMS else f"the kernel does not support {streams.shape[2]} streams"

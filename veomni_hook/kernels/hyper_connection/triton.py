@@ -138,15 +138,13 @@ def _definition(
     return None, None, reference.collapse(x, norm, None, fn, base, scale, eps)  # type: ignore[arg-type]
 
 
-def _gradients(
-    saved: Sequence[Tensor], rest: Sequence[object], _: object, dpost: Tensor, dcomb: Tensor, dy: Tensor
-) -> tuple[Tensor, ...]:
-    return _hyper_connection_backward(dy, dpost, dcomb, saved, *rest)
-
-
 #: Takes streams, fn, base and scale; both eps, and the number of iterations.
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = differentiable(
-    _hyper_connection, _gradients, _definition, tensors=4, results=3
+    _hyper_connection,
+    lambda saved, rest, wanted, dpost, dcomb, dy: _hyper_connection_backward(dy, dpost, dcomb, saved, *rest),
+    _definition,
+    tensors=4,
+    results=3,
 )
 
 

@@ -7,8 +7,8 @@ whatever torch's setting.
 
 Shapes: query ``[batch, queries, heads, width]`` and key ``[batch, keys, width]`` in one dtype of float32,
 bfloat16, float16, strided; weights ``[batch, queries, heads]`` in float32; width is at most 256. Saved: the
-operands; `veomni_hook.kernels.index_scores.backward` computes the gradients. Mutates: nothing. Deterministic.
-A score has the same bits in any batch: tiles do not depend on its sizes.
+operands. Mutates: nothing. Deterministic. A score has the same bits in any batch: tiles do not depend on its
+sizes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 
 from veomni_hook.kernels.index_scores import device as kernels
 from veomni_hook.kernels.index_scores import reference
-from veomni_hook.kernels.index_scores.backward import gradients
+from veomni_hook.kernels.index_scores.torch import rows_of_a_piece
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.rows import dense_rows
 
 __all__ = ["einsum", "refuses", "relu_einsum", "relu_matmul", "relu_sum"]
 
 Tensor = torch.Tensor
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Columns of a product at least, by Triton, and at most, by shared memory.
 _NARROWEST, _WIDEST = 16, 256
 
@@ -63,7 +63,7 @@ def _empty(query: Tensor, key: Tensor, *_: object) -> Tensor:
 
 @operator(_empty)
 def _index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
-    query, key = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key))
+    query, key = dense_rows(query), dense_rows(key)
     batch, queries, heads, width = query.shape
     scores = _empty(query, key)
     if scores.numel():
@@ -75,11 +75,35 @@ def _index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, rel
     return scores
 
 
-_gradients = operator(
-    lambda dscores, *operands: tuple(tensor.new_empty(tensor.shape) for tensor in operands[:3]),
-    "index_scores_backward(Tensor dscores, Tensor query, Tensor key, Tensor weights, float scale, bool relu)"
-    " -> (Tensor, Tensor, Tensor)",
-)(gradients)
+@operator(lambda dscores, *operands: tuple(tensor.new_empty(tensor.shape) for tensor in operands[:3]))
+def _index_scores_backward(
+    dscores: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients by torch's operators, for some queries at a time; scores are recomputed.
+
+    dweights[s, h] = sum_t dscores[s, t] * relu(p),  p = scale * query[s, h] . key[t]
+    dp = scale * dscores[s, t] * weights[s, h] where p > 0,  dquery = sum_t dp key,  dkey = sum_s,h dp query
+    """
+    dquery, dkey, dweights = (tensor.new_empty(tensor.shape) for tensor in (query, key, weights))
+    size = rows_of_a_piece(query, key)
+    with torch.autocast(query.device.type, enabled=False):
+        for sample in range(len(query)):
+            k = key[sample].float()
+            dk = torch.zeros_like(k)
+            for begin in range(0, query.shape[1], size):
+                rows = slice(begin, begin + size)
+                q, d = query[sample, rows].float(), dscores[sample, rows, None]
+                p = torch.matmul(q, k.T).mul_(scale)
+                if relu:
+                    p.relu_()
+                dweights[sample, rows] = torch.matmul(p, d.transpose(1, 2)).squeeze(2)
+                dp = d * (scale * weights[sample, rows, :, None])
+                if relu:
+                    dp.masked_fill_(p <= 0, 0.0)
+                dquery[sample, rows] = torch.matmul(dp, k)
+                dk += torch.matmul(dp.flatten(0, 1).T, q.flatten(0, 1))
+            dkey[sample] = dk
+    return dquery, dkey, dweights
 
 
 def _definition(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
@@ -88,7 +112,7 @@ def _definition(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu:
 
 _scores: Callable[..., Tensor] = differentiable(
     _index_scores,
-    lambda saved, rest, wanted, dscores: _gradients(dscores, *saved, *rest),
+    lambda saved, rest, wanted, dscores: _index_scores_backward(dscores, *saved, *rest),
     _definition,
     tensors=3,
 )
@@ -113,7 +137,7 @@ einsum = partial(_computed, reference.einsum, False)
 
 def refuses(owner: object, query: Tensor, key: Tensor, scale: float) -> str | None:
     """Return what the kernel refuses, beside `rules`, or None."""
-    if query.dtype not in _DTYPES or key.dtype != query.dtype:
+    if query.dtype not in DTYPES or key.dtype != query.dtype:
         return f"the kernel does not support a query of {query.dtype} with a key of {key.dtype}"
     if query.shape[3] > _WIDEST:
         return f"heads are wider than {_WIDEST}"

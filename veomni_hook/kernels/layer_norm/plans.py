@@ -13,10 +13,11 @@ from veomni_hook.kernels.rms_norm.tiles import (
     Plan,
     backward_tile,
     forward_tile,
+    plan_of_rows,
     stages_of,
     warps_of,
 )
-from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, cdiv, launch_of, power, room
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, rows_at
 
 __all__ = ["backward_plan", "forward_plan", "sum_plan"]
@@ -56,14 +57,21 @@ def forward_plan(
     columns, count = shape[-1], prod(shape)
     sizes = (2, *shape[:-1])
     kept = sizes, contiguous_strides(sizes)
-    like = dtypes[0] is dtypes[3] and strides == contiguous_strides(shape)
+    like = strides == contiguous_strides(shape)
     if not count:
         return Plan(None, (0, 0, 0), (), kept, like)
     rows = count // (columns * groups)
-    launch, size = _forward_launch(
-        device, dtypes, (columns, groups), x_rows, rounded, large=rows >= LARGE, keep=keep
-    )
-    return Plan(launch, (-(-rows // size), groups, 1), (rows, *x_rows), kept, like)
+    block, tile = power(columns), forward_tile(columns)
+    size = tile // block
+    _, weight, bias, _ = dtypes
+    steps = int(weight is not None), int(bias is not None), TL[rounded[0]], TL[rounded[1]], keep
+    # A product and the sum after it may become one operation, which rounds once, where both are in 16 bits.
+    fused = bias is None or rounded[1] is torch.float32
+    launch = launch_of(
+        (device, dtypes, x_rows, rows >= LARGE), kernels.forward, 5, columns, groups, block, size, *steps,
+        num_warps=warps_of(tile), enable_fp_fusion=fused,
+    )  # fmt: skip
+    return Plan(launch, (cdiv(rows, size), groups, 1), (rows, *x_rows), kept, like)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -75,18 +83,9 @@ def sum_plan(
     keep: bool,
 ) -> Plan | None:
     """Return the plan of a sum and its norm, or None if an addend must be copied first; as `forward_plan`."""
-    residual_rows, hidden_rows = (rows_at(shape, stride) for stride in strides)
-    if residual_rows is None or hidden_rows is None:
-        return None
-    columns, rows = shape[-1], prod(shape[:-1])
-    sizes = (2, *shape[:-1])
-    kept = sizes, contiguous_strides(sizes)
-    like = strides[0] == contiguous_strides(shape)
-    if not columns or not rows:
-        return Plan(None, (0, 0, 0), (), kept, like)
-    numbers = rows, *residual_rows, *hidden_rows
-    launch, size = _sum_launch(device, dtypes, columns, numbers[1:], large=rows >= LARGE, keep=keep)
-    return Plan(launch, (-(-rows // size), 1, 1), numbers, kept, like)
+    steps = int(dtypes[1] is not None), int(dtypes[2] is not None), keep
+    kept = (2, *shape[:-1])
+    return plan_of_rows(kernels.forward_of_sum, (device, dtypes), shape, strides, kept, 7, *steps)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -123,88 +122,25 @@ def backward_plan(
     if not count:
         return Plan(None, (0, 0, 0), (), ((0, total), (1, 1)), like)
     rows = count // width
-    launch, size, programs = _backward_launch(
-        device, dtypes, (columns, groups), where if added else where[:2], middle, needed=wanted[1:],
-        large=rows >= LARGE,
-    )  # fmt: skip
-    programs = min(programs, -(-rows // size))
-    parts = (programs, total), (total, 1)
-    numbers = rows, *(number for one in where for number in one)
-    return Plan(launch, (programs, groups, 1), numbers, parts, like)
-
-
-# Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
-@lru_cache(maxsize=LAUNCHES)
-def _forward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    shape: tuple[int, int],
-    x_rows: Rows,
-    rounded: tuple[torch.dtype, torch.dtype],
-    *,
-    large: bool,
-    keep: bool,
-) -> tuple[Launch, int]:
-    """Return the forward's launcher, and the rows per program; ``shape``: columns of a group, and groups."""
-    columns, groups = shape
-    block = power(columns)
-    tile = forward_tile(columns)
-    _, weight, bias, _ = dtypes
-    steps = int(weight is not None), int(bias is not None), TL[rounded[0]], TL[rounded[1]], keep
-    constants = columns, groups, block, tile // block, *steps
-    # A product and the sum after it may become one operation, which rounds once, where both are in 16 bits.
-    fused = bias is None or rounded[1] is torch.float32
-    launch = Launch(kernels.forward, 5, *constants, num_warps=warps_of(tile), enable_fp_fusion=fused)
-    return launch, tile // block
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _sum_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    columns: int,
-    where: tuple[int, ...],
-    *,
-    large: bool,
-    keep: bool,
-) -> tuple[Launch, int]:
-    """Return the launcher of a sum and its norm, and the rows per program."""
-    block = power(columns)
-    tile = forward_tile(columns, of_sum=True)
-    constants = columns, block, tile // block, int(dtypes[1] is not None), int(dtypes[2] is not None), keep
-    return Launch(kernels.forward_of_sum, 7, *constants, num_warps=warps_of(tile)), tile // block
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _backward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    shape: tuple[int, int],
-    where: tuple[Rows, ...],
-    middle: torch.dtype,
-    *,
-    needed: tuple[bool, bool],
-    large: bool,
-) -> tuple[Launch, int, int]:
-    """Return the backward's launcher, the rows per program and step, and the maximum programs per group."""
+    block, tile = power(columns), backward_tile(columns)
+    size = tile // block
     processors, memory = room(device)
-    columns, groups = shape
-    block = power(columns)
-    tile = backward_tile(columns)
     x, dy, weight = dtypes
     assert x is not None and dy is not None  # noqa: S101
-    added = len(where) > 2
-    size = x.itemsize + dy.itemsize + (x.itemsize if added else 0)
+    loaded = x.itemsize + dy.itemsize + (x.itemsize if added else 0)
     again = block > _MOST_HELD
     if again:
         # Triton stages one tile less than there are stages.
-        stages = min(_FEWEST_TILES, memory // (tile * (size + (weight or x).itemsize)) + 1)
+        stages = min(_FEWEST_TILES, memory // (tile * (loaded + (weight or x).itemsize)) + 1)
     else:
-        stages = stages_of(tile, tile // block * columns, size, memory)
+        stages = stages_of(tile, size * columns, loaded, memory)
+    kind = device, dtypes, *(where if added else where[:2]), rows >= LARGE
     steps = int(weight is not None), TL[middle], added, *map(int, needed), again, stages
-    constants = columns, groups, block, tile // block, *steps
-    launch = Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile))
-    return launch, tile // block, cdiv(processors, groups)
+    constants = columns, groups, block, size, *steps
+    launch = launch_of(kind, kernels.backward, 7, *constants, num_warps=warps_of(tile))
+    programs = min(cdiv(processors, groups), cdiv(rows, size))
+    numbers = rows, *(number for one in where for number in one)
+    return Plan(launch, (programs, groups, 1), numbers, ((programs, total), (total, 1)), like)
 
 
 def _rows_of_groups(shape: torch.Size, strides: _Strides, groups: int) -> Rows | None:

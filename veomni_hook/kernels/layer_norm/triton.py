@@ -73,7 +73,7 @@ def _layer_norm(
         assert plan is not None  # noqa: S101
     launch, grid, numbers, sizes, like = plan
     # The fastest of torch's functions for each; `torch.empty` of a `torch.Size` takes three times as long.
-    y = torch.empty_like(x) if like else torch.empty(shape, dtype=out, device=device)
+    y = torch.empty_like(x) if like and out is dtype else torch.empty(shape, dtype=out, device=device)
     moments = torch.empty_strided(*sizes, dtype=torch.float32, device=device) if keep else y
     if launch is not None:
         launch(grid, x, factor, addend, y, moments, *numbers, float(eps))

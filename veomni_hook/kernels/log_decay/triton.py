@@ -18,6 +18,7 @@ from veomni_hook.kernels.log_decay import reference
 from veomni_hook.kernels.log_decay.rules import fits, fits_channels
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.operand_checks import DTYPES
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Elements of a program's tile, the most heads, and the backward's programs for each multiprocessor: with one,
 # 4,194,304 x 32 took 2.15 ms on an H200, torch.compile's 0.83. At 16,384 x 32 there are fewer in any case.
 _TILE, _MOST_HEADS, _PROGRAMS = 1024, 1024, 8
@@ -53,10 +53,12 @@ def _launch(
     *,
     both: bool,
     back: bool,
-) -> Launch:
+) -> tuple[Launch, int]:
+    """Return the launcher, and the rows of a block."""
     block = power(heads)
+    rows = max(1, _TILE // block)
     function, tensors = (kernels.backward, 9) if back else (kernels.forward, 6)
-    return Launch(function, tensors, heads, block, _rows(block), both, num_warps=4)
+    return Launch(function, tensors, heads, block, rows, both, num_warps=4), rows
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -69,20 +71,14 @@ def _channel_launch(
     bounded: bool,
     rounded: bool,
     back: bool,
-) -> Launch:
+) -> tuple[Launch, int, int]:
+    """Return the launcher, the programs beside each other for all columns, and the warps of a program."""
     columns, width = sizes
-    block = _block(columns)
+    block = min(_COLUMNS, power(columns))
+    warps = max(1, block // _WARP)
     constants = columns, width, block, _ROWS, bounded, rounded
     function, tensors = (kernels.backward_channels, 6) if back else (kernels.forward_channels, 4)
-    return Launch(function, tensors, *constants, num_warps=_warps(block))
-
-
-def _block(columns: int) -> int:
-    return min(_COLUMNS, power(columns))
-
-
-def _warps(block: int) -> int:
-    return max(1, block // _WARP)
+    return Launch(function, tensors, *constants, num_warps=warps), cdiv(columns, block), warps
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -120,10 +116,6 @@ def _forward_programs(blocks: int, across: int, device: torch.device) -> int:
     return max(1, cdiv(blocks, _STEPS), min(blocks, _PROGRAMS * room(device)[0] // across))
 
 
-def _rows(block: int) -> int:
-    return max(1, _TILE // block)
-
-
 @operator(
     lambda a, b, log_rate, bias: (
         a.new_empty(a.shape, dtype=torch.float32),
@@ -139,8 +131,8 @@ def _log_decay(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> t
     beta = torch.empty(b.shape, dtype=b.dtype, device=b.device) if both else g
     if rows := a.numel() // max(heads, 1):
         dtypes = a.dtype, b.dtype, log_rate.dtype, bias.dtype
-        launch = _launch(a.device, dtypes, heads, (at, b_at), both=both, back=False)
-        grid = _forward_programs(cdiv(rows, _rows(power(heads))), 1, a.device), 1, 1
+        launch, block = _launch(a.device, dtypes, heads, (at, b_at), both=both, back=False)
+        grid = _forward_programs(cdiv(rows, block), 1, a.device), 1, 1
         launch(grid, a, b, log_rate, bias, g, beta, rows, *at, *b_at)
     return g, beta if both else g.new_empty(0)
 
@@ -164,11 +156,10 @@ def _log_decay_backward(
     dg = dg.contiguous()
     beta, dbeta = (beta, dbeta.contiguous()) if beta is not None and dbeta is not None else (dg, dg)
     db = torch.empty_like(beta) if both else dg.new_empty(0)
-    block = _rows(power(heads))
+    dtypes = a.dtype, beta.dtype, log_rate.dtype, bias.dtype
+    launch, block = _launch(a.device, dtypes, heads, (at,), both=both, back=True)
     programs = max(1, min(_PROGRAMS * room(a.device)[0], cdiv(rows, block)))
     partial = torch.empty(programs, 2, heads, dtype=torch.float32, device=a.device)
-    dtypes = a.dtype, beta.dtype, log_rate.dtype, bias.dtype
-    launch = _launch(a.device, dtypes, heads, (at,), both=both, back=True)
     operands = a, beta, log_rate, bias, dg, dbeta, da, db if both else da, partial
     launch((programs, 1, 1), *operands, rows, *at)
     return da, db, *_add_up(partial, log_rate, bias, -1.0)
@@ -199,7 +190,7 @@ _decay: Callable[..., tuple[Tensor, Tensor]] = differentiable(
 
 def softplus(a: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
     """Return ``-exp(log_rate) * softplus(a + bias)``, float32 ``[..., heads]``."""
-    if not fits(a, log_rate, bias) or a.dtype not in _DTYPES:
+    if not fits(a, log_rate, bias) or a.dtype not in DTYPES:
         return reference.softplus(a, log_rate, bias)
     return _decay(a, None, log_rate, bias)[0]
 
@@ -230,10 +221,10 @@ def _log_decay_channels(
     g = torch.empty(x.shape, dtype=dtype, device=x.device)
     if g.numel():
         dtypes = x.dtype, log_rate.dtype, bias.dtype, dtype
-        launch = _channel_launch(
+        launch, across, _ = _channel_launch(
             x.device, dtypes, (columns, width), at, bounded=lower is not None, rounded=rounded, back=False
         )
-        rows, across = flat.numel() // columns, cdiv(columns, _block(columns))
+        rows = flat.numel() // columns
         grid = across, _forward_programs(cdiv(rows, _ROWS), across, x.device), 1
         launch(grid, flat, log_rate, bias, g, rows, _factor(lower), *at)
     return g
@@ -261,12 +252,11 @@ def _log_decay_channels_backward(
         return dx, torch.zeros_like(log_rate), torch.zeros_like(bias)
     dg = dg.contiguous()
     dtypes = x.dtype, log_rate.dtype, bias.dtype, dg.dtype
-    launch = _channel_launch(
+    launch, across, warps = _channel_launch(
         x.device, dtypes, (columns, width), at, bounded=lower is not None, rounded=rounded, back=True
     )
-    block = _block(columns)
-    rows, across = flat.numel() // columns, cdiv(columns, block)
-    most = _WARPS * room(x.device)[0] // (_warps(block) * across)
+    rows = flat.numel() // columns
+    most = _WARPS * room(x.device)[0] // (warps * across)
     programs = max(1, min(most, cdiv(rows, _ROWS)))
     partial = torch.empty(programs, 2, columns, dtype=torch.float32, device=x.device)
     launch((across, programs, 1), flat, log_rate, bias, dg, dx, partial, rows, _factor(lower), *at)
@@ -308,7 +298,7 @@ def channels(
     ``rounded``: ``exp(log_rate)`` is rounded to the dtype of ``log_rate``.
     """
     dtype, least = dtype or torch.float32, lower if bounded else None
-    if not fits_channels(x, log_rate, bias) or x.dtype not in _DTYPES:
+    if not fits_channels(x, log_rate, bias) or x.dtype not in DTYPES:
         return _channel_definition(x, log_rate, bias, dtype, least, rounded)
     # Autocast lets torch's exponential return float32.
     rounded = rounded and not (x.is_cuda and torch.is_autocast_enabled("cuda"))
@@ -335,7 +325,7 @@ def refuses_channels(
 
 def _unsuited(operands: tuple[Tensor, ...], *dtypes: torch.dtype) -> str | None:
     for dtype in (*(operand.dtype for operand in operands), *dtypes):
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             return f"the kernel does not support {dtype}"
     if any(operand.device != operands[0].device for operand in operands):
         return "the operands are on different devices"

@@ -10,13 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 from veomni_hook.kernels.shared.module_calls import call_is_seen, parameter
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = ["loses", "refuses"]
 
-_AUTOCAST = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_DTYPES = _AUTOCAST | {torch.float64}
+_DTYPES = DTYPES | {torch.float64}
 
 
 def _torchs(kind: type[Any]) -> SimpleNamespace:
@@ -116,6 +115,6 @@ def _other(x: torch.Tensor, name: str, tensor: torch.Tensor, shape: tuple[int, .
         return f"the {name} is on {tensor.device}, the input on {x.device}"
     if tensor.dtype is x.dtype:
         return None
-    if torch.is_autocast_enabled(x.device.type) and {tensor.dtype, x.dtype} <= _AUTOCAST:
+    if torch.is_autocast_enabled(x.device.type) and {tensor.dtype, x.dtype} <= DTYPES:
         return None
     return f"the {name} has dtype {tensor.dtype}, the input {x.dtype}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from veomni_hook.kernels.qk_norm_rotary import device
-from veomni_hook.kernels.shared.launch import LAUNCHES, STEPS, TL, Launch, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, STEPS, TL, Launch, cdiv, power, room
 
 __all__ = [
     "MOST_NUMBERS",
@@ -35,50 +35,35 @@ MOST_NUMBERS = 1 << 17
 _FEW_NUMBERS, _MOST_POSITIONS = 1024, 4
 
 
-class Plan(NamedTuple):
-    """How a kernel is launched: numbers per tile and warp, loads in flight, programs per multiprocessor."""
-
-    tile: int
-    a_warps: int
-    positions: int = 1
-    stages: int = 1
-    programs: int = 0
-
-
-# On an H200, share of a copy's bandwidth at 32/8 heads of 128: forward 95 % (88 % with 512 per warp),
-# backward 96 % (92 % with three loads in flight, 76 % with one). Fewer heads need more programs per
-# multiprocessor: 75 % with four and 41 % with one at 16/8 heads of 64.
-FORWARD = Plan(tile=4096, a_warps=1024)
-BACKWARD = Plan(tile=2048, a_warps=512, stages=4, programs=4)
+# Numbers per tile and warp. On an H200, share of a copy's bandwidth at 32/8 heads of 128: forward 95 % (88 %
+# with 512 per warp), backward 96 %.
+_FORWARD, _BACKWARD = (4096, 1024), (2048, 512)
+#: Loads in flight of the backward, and its programs per multiprocessor. There, it reaches 92 % with three
+#: loads, and 76 % with one. Fewer heads need more programs: 75 % with four and 41 % with one at 16/8 heads of
+#: 64.
+_STAGES, _PROGRAMS = 4, 4
 #: How many numbers of positions the programs of a multiprocessor work on together.
 _NUMBERS_A_PROCESSOR = 6144
 
 
-class _Sizes(NamedTuple):
-    """The constants of a launch; of a head, twice ``half`` numbers are rotated, ``rest`` are not."""
+def _sizes(
+    tile: int, a_warps: int, q: Tensor, k: Tensor, cos: Tensor
+) -> tuple[tuple[int, ...], int, int, int]:
+    """Return the constants of a launch, positions and warps per program, and numbers per position.
 
-    q_heads: int
-    k_heads: int
-    q_block: int
-    k_block: int
-    half: int
-    rest: int
-    half_block: int
-    rest_block: int
-
-
-def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
-    """The constants of a launch, positions and warps per program, and numbers per position."""
+    The constants are the heads of q and k, their blocks; of a head, half of the numbers that are rotated, and
+    those that are not, and the blocks of both.
+    """
     half = cos.shape[2] // 2
     rest = q.shape[3] - 2 * half
     half_block, rest_block = power(half), power(rest)
     row = power(2 * half_block + (rest_block if rest else 0))
-    q_block, k_block = (min(power(x.shape[1]), max(1, plan.tile // row)) for x in (q, k))
+    q_block, k_block = (min(power(x.shape[1]), max(1, tile // row)) for x in (q, k))
     numbers = max(q_block, k_block) * row
-    sizes = _Sizes(q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block)
-    positions = max(plan.positions, min(_MOST_POSITIONS, _FEW_NUMBERS // numbers))
-    heads = sum(-(-x.shape[1] // block) * block for x, block in ((q, q_block), (k, k_block)))
-    return sizes, positions, max(1, min(8, numbers // plan.a_warps)), heads * row
+    sizes = q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block
+    positions = max(1, min(_MOST_POSITIONS, _FEW_NUMBERS // numbers))
+    heads = sum(cdiv(x.shape[1], block) * block for x, block in ((q, q_block), (k, k_block)))
+    return sizes, positions, max(1, min(8, numbers // a_warps)), heads * row
 
 
 def readable(x: Tensor) -> Tensor:
@@ -157,7 +142,7 @@ def forward_plan(
     positions, length = q.shape[0] * q.shape[2], q.shape[2]
     if not positions:
         return Launched(None, (0, 0, 0), (), results)
-    sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
+    sizes, at_once, warps, _ = _sizes(*_FORWARD, q, k, cos)
     factor, *rounded = form
     constants = *sizes, factor, *(TL[dtype] for dtype in rounded), at_once
     numbers = (
@@ -165,7 +150,7 @@ def forward_plan(
         *q_out.stride()[:3], *k_out.stride()[:3],
     )  # fmt: skip
     launch = Launch(device.forward, 8, *constants, num_warps=warps, **STEPS)
-    return Launched(launch, (-(-positions // at_once), 1, 1), numbers, results)
+    return Launched(launch, (cdiv(positions, at_once), 1, 1), numbers, results)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -183,13 +168,13 @@ def backward_plan(
     dq, dk = (positions_first(x, x.dtype) for x in (q, k))
     results = (tuple(dq.shape), dq.stride()), (tuple(dk.shape), dk.stride())
     positions, length = q.shape[0] * q.shape[2], q.shape[2]
-    sizes, at_once, warps, per_position = _sizes(BACKWARD, q, k, cos)
+    sizes, at_once, warps, per_position = _sizes(*_BACKWARD, q, k, cos)
     together = max(1, _NUMBERS_A_PROCESSOR // (at_once * (q.shape[1] + k.shape[1]) * q.shape[3]))
-    a_processor = min(BACKWARD.programs, together)
+    a_processor = min(_PROGRAMS, together)
     processors, memory = room(on)
     staged = a_processor * per_position * at_once * (dtypes[0].itemsize + dtypes[3].itemsize)
-    stages = min(BACKWARD.stages, 1 + memory // max(staged, 1))
-    programs = min(a_processor * processors, -(-positions // at_once))
+    stages = min(_STAGES, 1 + memory // max(staged, 1))
+    programs = min(a_processor * processors, cdiv(positions, at_once))
     if not programs:
         return Launched(None, (0, 0, 0), (), results)
     factor, middle = form

@@ -39,7 +39,6 @@ __all__ = [
     "one_plus_weight_grouped",
     "one_plus_weight_rounded",
     "refuses",
-    "refuses_gate_after",
     "refuses_gate_before",
     "refuses_grouped",
     "refuses_unweighted",
@@ -208,9 +207,6 @@ def refuses_gate_before(
     if gate.shape != hidden_states.shape:
         return "the gate and the input have different shapes"
     return ascend.unfit(hidden_states, gate)
-
-
-refuses_gate_after = refuses_gate_before
 
 
 def refuses_grouped(owner: object, hidden_states: Tensor, *operands: Any) -> str | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
 from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm.wide_device import LINE
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, launch_of, power
+from veomni_hook.kernels.shared.rows import contiguous_strides, rows_at
 
 __all__ = [
     "LARGE",
@@ -22,6 +25,7 @@ __all__ = [
     "Plan",
     "backward_tile",
     "fetches",
+    "plan_of_rows",
     "forward_tile",
     "split",
     "stages_of",
@@ -91,7 +95,7 @@ class Plan(NamedTuple):
         numbers: the arguments after the tensors, up to eps.
         kept: the sizes and strides of what the forward keeps of each row; in a backward, of the parts of the
             parameters' gradients.
-        like: the result has the dtype and the strides of x.
+        like: the result has the strides of x.
     """
 
     launch: Launch | None
@@ -99,6 +103,44 @@ class Plan(NamedTuple):
     numbers: tuple[int, ...]
     kept: tuple[tuple[int, ...], tuple[int, ...]]
     like: bool
+
+
+def plan_of_rows(
+    function: Any,
+    kind: tuple[torch.device, tuple[torch.dtype | None, ...]],
+    shape: torch.Size,
+    strides: Sequence[tuple[int, ...]],
+    kept: tuple[int, ...],
+    tensors: int,
+    *steps: object,
+) -> Plan | None:
+    """Return the plan of a forward that reads rows, or None if they must be copied first.
+
+    Args:
+        function: the device code. Its constants: the columns, their block, the rows of a program, ``steps``.
+        kind: where it runs, and the dtypes of its tensors.
+        shape: of x, or of both addends.
+        strides: of x, or of each addend.
+        kept: the sizes of what is kept of the rows.
+        tensors: how many the function takes.
+        steps: its last constants.
+    """
+    places = [place for place in (rows_at(shape, stride) for stride in strides) if place is not None]
+    if len(places) < len(strides):
+        return None
+    columns, rows = shape[-1], prod(shape[:-1])
+    layout = kept, contiguous_strides(kept)
+    like = strides[0] == contiguous_strides(shape)
+    if not columns or not rows:
+        return Plan(None, (0, 0, 0), (), layout, like)
+    block, tile = power(columns), forward_tile(columns, of_sum=len(strides) > 1)
+    size = tile // block
+    launch = launch_of(
+        (kind, *places, rows >= LARGE), function, tensors, columns, block, size, *steps,
+        num_warps=warps_of(tile),
+    )  # fmt: skip
+    numbers = rows, *(number for place in places for number in place)
+    return Plan(launch, (cdiv(rows, size), 1, 1), numbers, layout, like)
 
 
 def fetches(device: torch.device) -> bool:

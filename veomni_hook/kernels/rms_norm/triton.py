@@ -31,7 +31,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     Plan,
     backward_tile,
     fetches,
-    forward_tile,
+    plan_of_rows,
     split,
     stages_of,
     summed,
@@ -39,10 +39,10 @@ from veomni_hook.kernels.rms_norm.tiles import (
     wide,
 )
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, cdiv, launch_of, power, room
 from veomni_hook.kernels.shared.operand_checks import DTYPES, not_plain, untraceable
 from veomni_hook.kernels.shared.operators import operator
-from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
+from veomni_hook.kernels.shared.rows import contiguous_strides, readable, rows_at
 
 __all__ = [
     "cast_before_weight",
@@ -59,26 +59,6 @@ __all__ = [
 ]
 
 
-# Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
-@lru_cache(maxsize=LAUNCHES)
-def _forward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    columns: int,
-    x_rows: Rows,
-    form: tuple[int, torch.dtype],
-    *,
-    large: bool,
-    keep: bool,
-) -> tuple[Launch, int]:
-    """Return the forward's launcher, and the rows per program."""
-    block = power(columns)
-    tile = forward_tile(columns)
-    factor, middle = form
-    constants = columns, block, tile // block, factor, TL[middle], keep
-    return Launch(kernels.forward, 4, *constants, num_warps=warps_of(tile)), tile // block
-
-
 @lru_cache(maxsize=LAUNCHES)
 def _forward_plan(
     device: torch.device,
@@ -89,58 +69,11 @@ def _forward_plan(
     keep: bool,
 ) -> Plan | None:
     """Return the plan for x of these strides, or None if it must be copied first."""
-    x_rows = rows_at(shape, strides)
-    if x_rows is None:
-        return None
-    columns, rows = shape[-1], prod(shape[:-1])
-    scales = tuple(shape[:-1]), contiguous_strides(shape[:-1])
-    like = strides == contiguous_strides(shape) and dtypes[0] is dtypes[2]
-    if not columns or not rows:
-        return Plan(None, (0, 0, 0), (), scales, like)
-    launch, size = _forward_launch(
-        device, dtypes, columns, x_rows, form, large=rows >= LARGE, keep=keep
-    )  # fmt: skip
-    return Plan(launch, (-(-rows // size), 1, 1), (rows, *x_rows), scales, like)
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _backward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    columns: int,
-    where: tuple[Rows, ...],
-    form: tuple[int, torch.dtype],
-    *,
-    to_weight: bool,
-    large: bool,
-) -> tuple[Launch, int, int]:
-    """Return the backward's launcher, the rows per program and step, and the maximum number of programs.
-
-    Args:
-        device: where it runs.
-        dtypes: those of x, dy and the weight.
-        columns: the length of a row.
-        where: the rows of x, of dy and, if there is one, of a gradient of the dtype of x that is added to dx.
-        form: the factor, and the dtype to which ``xhat`` is rounded.
-        to_weight: whether the weight's gradient is wanted.
-        large: row numbers do not fit into 32 bits.
-    """
-    processors, memory = room(device)
-    x, dy, _ = dtypes
-    added = len(where) > 2
     factor, middle = form
-    steps = factor, TL[middle], added, to_weight
-    parts = wide(columns, max(x.itemsize, dy.itemsize), fetched=fetches(device))
-    if parts is not None:
-        blocks = columns, parts.block, parts.parts, parts.lines
-        return Launch(wide_device.backward, 7, *blocks, *steps, num_warps=parts.warps), 1, processors
-    tile = backward_tile(columns)
-    rows = tile // power(columns)
-    head, tail = split(columns)
-    loaded = x.itemsize + dy.itemsize + (x.itemsize if added else 0)
-    stages = stages_of(rows * (head + tail), rows * columns, loaded, memory)
-    constants = columns, head, tail, rows, *steps, stages
-    return Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile)), rows, processors
+    kept = tuple(shape[:-1])
+    return plan_of_rows(
+        kernels.forward, (device, dtypes), shape, (strides,), kept, 4, factor, TL[middle], keep
+    )
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -153,23 +86,42 @@ def _backward_plan(
     added: bool,
     to_weight: bool,
 ) -> Plan | None:
-    """Return the backward's plan.
+    """Return the backward's plan, or None if x, dy or the gradient that is added must be copied first.
 
-    ``strides`` are those of x, dy and the gradient that is added; None if one of them must be copied first.
+    Args:
+        device: where it runs.
+        dtypes: those of x, dy and the weight.
+        shape: of x.
+        strides: those of x, dy and the gradient of the dtype of x that is added to dx.
+        form: the factor, and the dtype to which ``xhat`` is rounded.
+        added: whether there is a gradient to add.
+        to_weight: whether the weight's gradient is wanted.
     """
-    places = [rows_at(shape, stride) for stride in strides]
-    if any(place is None for place in places):
+    places = [place for place in (rows_at(shape, stride) for stride in strides) if place is not None]
+    if len(places) < len(strides):
         return None
-    where = tuple(place for place in places if place is not None)
     columns, rows = shape[-1], prod(shape[:-1])
     like = strides[0] == contiguous_strides(shape)
     if not columns or not rows:
         return Plan(None, (0, 0, 0), (), ((), ()), like)
-    launch, size, programs = _backward_launch(
-        device, dtypes, columns, where if added else where[:2], form, to_weight=to_weight, large=rows >= LARGE
-    )
-    programs = min(programs, -(-rows // size))
-    numbers = rows, *(number for one in where for number in one)
+    kind = device, dtypes, *(places if added else places[:2]), rows >= LARGE
+    steps = form[0], TL[form[1]], added, to_weight
+    processors, memory = room(device)
+    x, dy, _ = dtypes
+    parts = wide(columns, max(x.itemsize, dy.itemsize), fetched=fetches(device))
+    if parts is not None:
+        size, blocks = 1, (columns, parts.block, parts.parts, parts.lines)
+        launch = launch_of(kind, wide_device.backward, 7, *blocks, *steps, num_warps=parts.warps)
+    else:
+        tile = backward_tile(columns)
+        size = tile // power(columns)
+        head, tail = split(columns)
+        loaded = x.itemsize + dy.itemsize + (x.itemsize if added else 0)
+        stages = stages_of(size * (head + tail), size * columns, loaded, memory)
+        constants = columns, head, tail, size, *steps, stages
+        launch = launch_of(kind, kernels.backward, 7, *constants, num_warps=warps_of(tile))
+    programs = min(processors, cdiv(rows, size))
+    numbers = rows, *(number for place in places for number in place)
     return Plan(launch, (programs, 1, 1), numbers, ((programs, columns), (columns, 1)), like)
 
 
@@ -211,7 +163,7 @@ def rms_norm(
         assert plan is not None  # noqa: S101
     launch, grid, numbers, scales, like = plan
     # The fastest of torch's functions for each; `torch.empty` of a `torch.Size` takes three times as long.
-    y = torch.empty_like(x) if like else torch.empty(shape, dtype=out, device=device)
+    y = torch.empty_like(x) if like and out is dtype else torch.empty(shape, dtype=out, device=device)
     scale = torch.empty_strided(*scales, dtype=torch.float32, device=device) if keep else y
     if launch is not None:
         launch(grid, x, weight, y, scale, *numbers, float(eps))

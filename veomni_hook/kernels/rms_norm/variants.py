@@ -54,8 +54,7 @@ _NPU = backend(
 )
 _NPU_UNWEIGHTED = replace(_NPU, refuses=".npu:refuses_unweighted")
 _NPU_GROUPED = replace(_NPU, refuses=".npu:refuses_grouped")
-_NPU_GATE_AFTER = replace(_NPU, refuses=".npu:refuses_gate_after")
-_NPU_GATE_BEFORE = replace(_NPU, refuses=".npu:refuses_gate_before")
+_NPU_GATED = replace(_NPU, refuses=".npu:refuses_gate_before")
 
 _TORCH = backend(
     "torch",
@@ -152,15 +151,15 @@ VARIANTS = {
     ),
     "cast_before_weight_gated": Variant(
         "((weight * (x32 * rs).to(x.dtype)) * activation(gate32)).to(x.dtype)",
-        kernels=(_GATE_AFTER, _NPU_GATE_AFTER, _TORCH_ACTIVATED),
+        kernels=(_GATE_AFTER, _NPU_GATED, _TORCH_ACTIVATED),
     ),
     "weight_before_cast_gated": Variant(
         "((weight32 * (x32 * rs)) * activation(gate32)).to(x.dtype)",
-        kernels=(_GATE_AFTER, _NPU_GATE_AFTER, _TORCH_ACTIVATED),
+        kernels=(_GATE_AFTER, _NPU_GATED, _TORCH_ACTIVATED),
     ),
     "gate_before_norm": Variant(
         "cast_before_weight of x32 * silu(gate32)",
-        kernels=(_GATE_BEFORE, _NPU_GATE_BEFORE, _TORCH),
+        kernels=(_GATE_BEFORE, _NPU_GATED, _TORCH),
     ),
     "gate_before_norm_grouped": Variant(
         "gate_before_norm, rs over groups of neighbours",

@@ -16,7 +16,7 @@ Shapes: as in `veomni_hook.kernels.rotary.operand_rules`. Saved: the tables at f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from veomni_hook.kernels.rotary import operand_rules, signatures
 from veomni_hook.kernels.rotary.forms import COUPLE, Form
 from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["kernel", "rule"]
@@ -40,25 +41,22 @@ def _npu_rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     return y
 
 
-class _Rotary(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.mode = mode
-        return _npu_rotary(x, cos, sin, mode)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        back = -_exchanged(sin, ctx.mode)
-        return _Rotary.apply(dy.contiguous(), cos, back, ctx.mode), None, None, None  # type: ignore[no-untyped-call]
-
-
 def _exchanged(table: Tensor, mode: str) -> Tensor:
     """Exchange the numbers of each couple's members."""
     if mode == "half":
         return torch.cat(table.chunk(2, dim=-1)[::-1], dim=-1)
     return table.reshape(*table.shape[:-1], -1, 2).flip(-1).flatten(-2)
+
+
+def _turned_back(
+    saved: Sequence[Tensor], rest: Sequence[str], _: object, dy: Tensor
+) -> tuple[Tensor, None, None]:
+    (_x, cos, sin), (mode,) = saved, rest
+    return _rotated(dy.contiguous(), cos, -_exchanged(sin, mode), mode), None, None
+
+
+#: Takes x, cos, sin and the mode.
+_rotated: Callable[..., Tensor] = differentiable(_npu_rotary, _turned_back, None, tensors=3, unread=1)
 
 
 def _full(form: Form, table: Tensor, mode: str) -> Tensor:
@@ -106,8 +104,8 @@ def _by_operator(x: Tensor, cos: Tensor, sin: Tensor, heads_at: int, mode: str) 
         number, length = 1, number * length
     cos, sin = (table.unsqueeze(2).contiguous() for table in tables)
     rows = rows.reshape(number, length, heads, columns).contiguous()
-    turned = _Rotary.apply(rows, cos, sin, mode).view(shape)  # type: ignore[no-untyped-call]
-    return turned.transpose(-3, -2) if heads_first else turned  # type: ignore[no-any-return]
+    turned = _rotated(rows, cos, sin, mode).view(shape)
+    return turned.transpose(-3, -2) if heads_first else turned
 
 
 def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_at: int) -> list[Tensor]:

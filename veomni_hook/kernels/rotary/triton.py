@@ -18,7 +18,7 @@ Saved: cos, sin. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from veomni_hook.kernels.rotary import device, signatures
 from veomni_hook.kernels.rotary.forms import Form
 from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.autograd import applied
-from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, TL, Launch, cdiv, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import dense_rows
@@ -75,59 +75,25 @@ def _steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[_Way, _Way]:
 _STEPS = {(form, x, table): _steps(form, x, table) for form in _FORMS for x in TL for table in TL}
 
 
-class _Plan(NamedTuple):
-    """How a launch divides its work.
-
-    ``shares`` programs, of which the first ``q_shares`` handle the query, rotate a block of ``positions``.
-    ``sizes``: the constants of the device code from ``COUPLES`` to ``K_HEADS``.
-    """
-
-    positions: int
-    q_shares: int
-    shares: int
-    warps: int
-    sizes: tuple[int, ...]
-
-
-def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
-    """Positions, heads and warps of a program that rotates rows of ``row`` numbers."""
-    rows = max(1, _TILE // power(row))
-    inside = min(rows, power(heads), _HEADS_CROSSED if crossed else _HEADS)
-    return rows // inside, inside, max(1, min(16, rows * power(row) // _A_WARPS_ELEMENTS))
-
-
-@cache
-def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, crossed: bool) -> _Plan:
-    couples, rest = rotated // 2, width - rotated
-    block, rest_block = power(couples), power(rest) if rest else 0
-    positions, inside, warps = _tile(2 * block + rest_block, max(q_heads, k_heads), crossed=crossed)
-    q_inside, k_inside = (max(1, min(inside, power(heads))) for heads in (q_heads, k_heads))
-    q_shares = -(-q_heads // q_inside)
-    rest_at = 0 if offset else rotated
-    sizes = couples, block, offset, rest, rest_at, rest_block, positions, q_inside, k_inside
-    return _Plan(positions, q_shares, q_shares - (-k_heads // k_inside), warps, sizes)
-
-
 def _strides(strides: tuple[int, ...], heads_at: int) -> tuple[int, int, int]:
     """The strides of batch, positions and heads, of all strides."""
     of_positions = strides[2 * len(strides) - 5 - heads_at]
     return strides[0] if len(strides) == 4 else 0, of_positions, strides[heads_at]
 
 
-def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
-    """Allocate a result with the shape of ``x``, with positions or heads as the outer dimension."""
-    *batch, before, after, width = x.shape
-    # Whichever of the two comes first in the shape, the outer one spans a whole row of the other.
-    first_outside = (heads_at == len(batch)) != positions_outside
-    apart = (after * width, width) if first_outside else (width, before * width)
-    strides = *(before * after * width for _ in batch), *apart, 1
-    return torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device)
-
-
 def _results(
     cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
 ) -> list[Tensor]:
-    return [_empty(x, code[0], out, positions_outside=bool(code[3])) for x in xs]
+    """Allocate a result with the shape of each of ``xs``, with positions or heads as the outer dimension."""
+    results = []
+    for x in xs:
+        *batch, before, after, width = x.shape
+        # Whichever of the two comes first in the shape, the outer one spans a whole row of the other.
+        first_outside = (code[0] == len(batch)) != bool(code[3])
+        apart = (after * width, width) if first_outside else (width, before * width)
+        strides = *(before * after * width for _ in batch), *apart, 1
+        results.append(torch.empty_strided(x.shape, strides, dtype=out, device=x.device))
+    return results
 
 
 @operator(_results)
@@ -138,22 +104,16 @@ def _rotary(
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     inputs, results = [dense_rows(x) for x in xs], _results(cos, sin, xs, code, middle, out)
-    for first in range(0, len(inputs), 2):
-        _launch(cos, sin, inputs[first : first + 2], results[first : first + 2], code, middle)
-    return results
-
-
-def _launch(
-    cos: Tensor, sin: Tensor, xs: list[Tensor], ys: list[Tensor], code: Sequence[int], middle: torch.dtype
-) -> None:
-    q, k, q_out, k_out = xs[0], xs[-1], ys[0], ys[-1]
+    # One or two tensors; one alone is both.
+    q, k, q_out, k_out = inputs[0], inputs[-1], results[0], results[-1]
     if 0 in q.shape and 0 in k.shape:
-        return
+        return results
     launch, grid, numbers = _launch_plan(
         q.device, (q.dtype, cos.dtype, q_out.dtype, middle), (q.shape, k.shape, cos.shape),
         (q.stride(), k.stride(), q_out.stride(), k_out.stride(), cos.stride()), tuple(code), len(xs) == 1,
     )  # fmt: skip
     launch(grid, q, k, q_out, k_out, cos, sin, *numbers)
+    return results
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -179,17 +139,26 @@ def _launch_plan(
     (q, k, cos), table = shapes, strides[4]
     of_q, of_k, of_q_out, of_k_out = (_strides(stride, heads_at) for stride in strides[:4])
     length, q_heads, k_heads = cos[-2], q[heads_at], 0 if alone else k[heads_at]
+    couples, rest = rotated // 2, q[-1] - rotated
+    block, rest_block = power(couples), power(rest) if rest else 0
+    # A program rotates a tile: some positions of some heads.
+    row = power(2 * block + rest_block)
+    rows = max(1, _TILE // row)
     crossed = of_q[1] < of_q[2] or of_q_out[1] < of_q_out[2]
-    plan = _plan(q[-1], rotated, offset, q_heads, k_heads, crossed)
-    blocks = -(-length // plan.positions)
+    inside = min(rows, power(max(q_heads, k_heads)), _HEADS_CROSSED if crossed else _HEADS)
+    positions, warps = rows // inside, max(1, min(16, rows * row // _A_WARPS_ELEMENTS))
+    q_inside, k_inside = (max(1, min(inside, power(heads))) for heads in (q_heads, k_heads))
+    # Of the programs that share a block of positions, the first ones have the query.
+    q_shares = cdiv(q_heads, q_inside)
+    shares, blocks = q_shares + cdiv(k_heads, k_inside), cdiv(length, positions)
     numbers = (
-        length, blocks, q_heads, k_heads, plan.q_shares, plan.shares, *of_q, *of_k, *of_q_out, *of_k_out,
+        length, blocks, q_heads, k_heads, q_shares, shares, *of_q, *of_k, *of_q_out, *of_k_out,
         table[0] if len(table) == 3 and cos[0] > 1 else 0, table[-2],
     )  # fmt: skip
-    launch = Launch(
-        device.rotate, 6, *plan.sizes, *form, TL[dtypes[3]], num_warps=plan.warps, enable_fp_fusion=False
-    )
-    return launch, (plan.shares * blocks * (q[0] if len(q) == 4 else 1), 1, 1), numbers
+    rest_at = 0 if offset else rotated
+    sizes = couples, block, offset, rest, rest_at, rest_block, positions, q_inside, k_inside
+    launch = Launch(device.rotate, 6, *sizes, *form, TL[dtypes[3]], num_warps=warps, enable_fp_fusion=False)
+    return launch, (shares * blocks * (q[0] if len(q) == 4 else 1), 1, 1), numbers
 
 
 class _Rotary(torch.autograd.Function):

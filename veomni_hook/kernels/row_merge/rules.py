@@ -16,8 +16,8 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["add_rows", "loses", "merge_rows", "refuses", "refuses_added"]
 
-#: Takes ``[rows, H]``, the source ``[n, H]``, the mask ``[rows]``, and whether rows are added.
-Merge = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+#: Takes ``[rows, H]``, the source ``[n, H]``, the mask ``[rows]``, n, and whether rows are added.
+Merge = Callable[[Tensor, Tensor, Tensor, int, bool], Tensor]
 
 #: Torch's own method. Of an attribute, dynamo of torch 2.11 says that it is another one.
 _TORCHS = Tensor.masked_scatter
@@ -124,7 +124,8 @@ def merge_rows(merge: Merge, inputs: Tensor, mask: Tensor, source: Tensor, metho
     """
     columns = inputs.shape[-1]
     at = _rows_at(mask[..., 0], inputs)
-    return merge(inputs.reshape(-1, columns), source.reshape(-1, columns), at, False).view(inputs.shape)
+    source = source.reshape(-1, columns)
+    return merge(inputs.reshape(-1, columns), source, at, source.shape[0], False).view(inputs.shape)
 
 
 def add_rows(merge: Merge, hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
@@ -135,4 +136,4 @@ def add_rows(merge: Merge, hidden_states: Tensor, mask: Tensor, source: Tensor) 
     shape = hidden_states.shape
     source = source.to(hidden_states.device, hidden_states.dtype)
     at = _rows_at(mask, hidden_states)
-    return merge(hidden_states.reshape(-1, shape[-1]), source, at, True).view(shape)
+    return merge(hidden_states.reshape(-1, shape[-1]), source, at, source.shape[0], True).view(shape)

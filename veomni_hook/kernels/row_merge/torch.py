@@ -11,15 +11,16 @@ The backward gathers: row numbers are scattered to their places, those outside t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.row_merge.rules import add_rows, merge_rows
-from veomni_hook.kernels.shared.autograd import applied
+from veomni_hook.kernels.shared.autograd import differentiable
 
-__all__ = ["FEWER", "OTHER", "check", "merged", "rows", "rows_added"]
+__all__ = ["FEWER", "OTHER", "check", "gradients", "rows", "rows_added"]
 
 Tensor = torch.Tensor
 #: What the assertion on the device says.
@@ -27,40 +28,36 @@ FEWER = "row_merge: the source has fewer rows than the mask"
 OTHER = "row_merge: the source has another number of rows than the mask"
 
 
-class _Merge(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:
-        counts = mask.cumsum(0)
-        check(counts[-1], source.shape[0], added=added)
-        ctx.save_for_backward(mask, counts)
-        ctx.rows, ctx.added = source.shape[0], added
-        return merged(x, source, mask, counts, added=added)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        mask, counts = ctx.saved_tensors
-        to_x, to_source = ctx.needs_input_grad[:2]
-        dx = dsource = None
-        if to_x:
-            dx = dy if ctx.added else dy.masked_fill(mask.unsqueeze(1), 0)
-        if to_source:
-            n = ctx.rows
-            place = torch.where(mask, counts - 1, n).clamp_(max=n)
-            numbers = torch.arange(len(mask), device=mask.device)
-            row = numbers.new_zeros(n + 1).scatter_(0, place, numbers)[:n]
-            unused = torch.arange(n, device=mask.device) >= counts[-1]
-            dsource = dy.index_select(0, row).masked_fill(unused.unsqueeze(1), 0)
-        return dx, dsource, None, None
-
-
-_apply = applied(_Merge)
-
-
-def merged(x: Tensor, source: Tensor, mask: Tensor, counts: Tensor, *, added: bool) -> Tensor:
-    """Return the rows; ``counts`` are those of the mask's rows up to each row."""
-    place = (counts - 1).clamp(0, source.shape[0] - 1)
+def _merge(x: Tensor, source: Tensor, mask: Tensor, rows: int, added: bool) -> tuple[Tensor, Tensor]:
+    counts = mask.cumsum(0)
+    check(counts[-1], rows, added=added)
+    place = (counts - 1).clamp(0, rows - 1)
     taken = source.index_select(0, place)
-    return torch.where(mask.unsqueeze(1), x + taken if added else taken, x)
+    return torch.where(mask.unsqueeze(1), x + taken if added else taken, x), counts
+
+
+def gradients(
+    saved: Sequence[Any], rest: tuple[int, bool], wanted: Sequence[bool], dy: Tensor
+) -> tuple[Tensor | None, Tensor | None, None]:
+    """Return the gradients of the inputs and of the source, as `differentiable` asks for them.
+
+    ``saved`` ends with the mask and, in int64, the counts of its rows up to each row. ``rest``: the number of
+    rows of the source, and whether they were added.
+    """
+    (*_, mask, counts), (n, added) = saved, rest
+    dx = dsource = None
+    if wanted[0]:
+        dx = dy if added else dy.masked_fill(mask.unsqueeze(1), 0)
+    if wanted[1]:
+        place = torch.where(mask, counts - 1, n).clamp_(max=n)
+        numbers = torch.arange(len(mask), device=mask.device)
+        row = numbers.new_zeros(n + 1).scatter_(0, place, numbers)[:n]
+        unused = torch.arange(n, device=mask.device) >= counts[-1]
+        dsource = dy.index_select(0, row).masked_fill(unused.unsqueeze(1), 0)
+    return dx, dsource, None
+
+
+_apply: Callable[..., Tensor] = differentiable(_merge, gradients, None, tensors=3, unread=2)
 
 
 def check(count: Tensor, rows: int, *, added: bool) -> None:

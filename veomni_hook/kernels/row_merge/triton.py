@@ -10,22 +10,24 @@ is read on the host: the number of rows is asserted on the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.row_merge import device as kernels
+from veomni_hook.kernels.row_merge import torch as in_torch
 from veomni_hook.kernels.row_merge.rules import add_rows, merge_rows
-from veomni_hook.kernels.row_merge.torch import check, merged
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.row_merge.torch import check
+from veomni_hook.kernels.shared.autograd import differentiable, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operand_checks import DTYPES
 from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["refuses", "rows", "rows_added"]
 
 Tensor = torch.Tensor
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Columns per program.
 _TILE = 4096
 
@@ -44,16 +46,18 @@ def _grid(rows: int, columns: int) -> tuple[int, int, int]:
 
 
 @operator(
-    lambda x, source, mask, added: (x.new_empty(x.shape), mask.new_empty(mask.shape, dtype=torch.int32))
+    lambda x, source, mask, *others: (x.new_empty(x.shape), mask.new_empty(mask.shape, dtype=torch.int32))
 )
-def _row_merge(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[Tensor, Tensor]:
+def _row_merge(
+    x: Tensor, source: Tensor, mask: Tensor, source_rows: int | torch.SymInt, added: bool
+) -> tuple[Tensor, Tensor]:
     counts = mask.cumsum(0, dtype=torch.int32)
     check(counts[-1], source.shape[0], added=added)
     x, source = x.contiguous(), source.contiguous()
     rows, columns = x.shape
     y = torch.empty_like(x)
     launch = _launch("forward", x.device, x.dtype, columns, added)
-    launch(_grid(rows, columns), x, source, counts, y, source.shape[0])
+    launch(_grid(rows, columns), x, source, counts, y, source_rows)
     return y, counts
 
 
@@ -80,34 +84,22 @@ def _row_merge_backward(
     return dx, dsource
 
 
-class _Merge(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:
-        y, counts = _row_merge(x, source, mask, added)
-        ctx.save_for_backward(counts)
-        ctx.rows, ctx.added = source.shape[0], added
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (counts,) = ctx.saved_tensors
-        to_x, to_source = ctx.needs_input_grad[:2]
-        if is_recorded():
-            # The function is linear: what it is applied to does not matter.
-            x = torch.zeros_like(dy, requires_grad=to_x)
-            source = dy.new_zeros(ctx.rows, dy.shape[1], requires_grad=to_source)
-            mask = counts.diff(prepend=counts.new_zeros(1)) > 0
-            formula = partial(merged, mask=mask, counts=counts, added=ctx.added)
-            return *gradients(formula, (x, source), (to_x, to_source), (dy,)), None, None
-        kept = to_x and not ctx.added
-        if not (kept or to_source):
-            return dy, None, None, None
-        dx, dsource = _row_merge_backward(dy, counts, ctx.rows, kept, to_source)
-        unchanged = dy if to_x else None
-        return dx if kept else unchanged, dsource if to_source else None, None, None
+def _gradients(
+    saved: Sequence[Any], rest: tuple[int, bool], wanted: Sequence[bool], dy: Tensor
+) -> tuple[Tensor | None, Tensor | None, None]:
+    counts, (source_rows, added) = saved[-1], rest
+    to_x, to_source, _ = wanted
+    if is_recorded():
+        mask = counts.diff(prepend=counts.new_zeros(1)) > 0
+        return in_torch.gradients((mask, counts.long()), rest, wanted, dy)
+    kept = to_x and not added
+    if not (kept or to_source):
+        return dy, None, None
+    dx, dsource = _row_merge_backward(dy, counts, source_rows, kept, to_source)
+    return dx if kept else dy, dsource, None
 
 
-_apply = applied(_Merge)
+_apply: Callable[..., Tensor] = differentiable(_row_merge, _gradients, None, tensors=3, unread=3)
 
 
 rows, rows_added = partial(merge_rows, _apply), partial(add_rows, _apply)
@@ -115,4 +107,4 @@ rows, rows_added = partial(merge_rows, _apply), partial(add_rows, _apply)
 
 def refuses(owner: object, inputs: Tensor, *others: Any) -> str | None:
     """Return what the kernels refuse, beside `rules`, or None."""
-    return None if inputs.dtype in _DTYPES else f"the kernel does not support {inputs.dtype}"
+    return None if inputs.dtype in DTYPES else f"the kernel does not support {inputs.dtype}"

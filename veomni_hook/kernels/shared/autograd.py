@@ -60,11 +60,12 @@ def applied(function: type[torch.autograd.Function], data: int = 0) -> Callable[
 def differentiable(
     forward: Callable[..., Any],
     backward: Callable[..., Sequence[torch.Tensor | None]],
-    formula: Callable[..., Any],
+    formula: Callable[..., Any] | None,
     *,
     tensors: int,
     results: int = 1,
     addends: int = 1,
+    unread: int = 0,
     reread: Sequence[int] = (),
     sparse: bool = False,
     direct: Mapping[str, Any] = MappingProxyType({}),
@@ -76,22 +77,29 @@ def differentiable(
         backward: ``(saved, rest, wanted, *incoming)`` -> the gradients of the first ``tensors`` operands.
             ``saved`` are these operands and what else the forward saved, ``rest`` the other operands. It may
             return anything for a gradient that is not wanted.
-        formula: ``(*operands)`` -> the results by definition. A recorded backward differentiates it.
+        formula: ``(*operands)`` -> the results by definition. A recorded backward differentiates it; None if
+            the op is linear.
         tensors: how many operands, the first ones, are tensors or None. No other operand has a gradient.
         results: how many results of the forward the op returns.
         addends: how many operands, the first ones, stand for their sum alone. If more than one, the sum is
             the first result, and takes their place in ``saved``, in ``wanted`` and before the formula.
+        unread: how many operands, the first ones, the backward does not read: the op is linear in those that
+            have a gradient. They are not saved: ``saved`` has None in their place. Such a backward is
+            differentiable itself, and runs where it is recorded, too.
         reread: which results the backward reads: in ``saved``, behind the operands.
         sparse: whether the gradient of an unused result is None instead of zeros.
         direct: keyword arguments of the forward where nothing needs a gradient.
     """
 
+    unsaved, replaced = (None,) * unread, max(unread, addends)
+
     def run_forward(ctx: Any, *operands: Any) -> Any:
         computed = forward(*operands)
         computed = computed if type(computed) is tuple else (computed,)
-        first = operands[0] if addends == 1 else computed[0]
+        # What stands for the first operands: nothing, the operand, or the sum.
+        first = unsaved or (operands[0] if addends == 1 else computed[0],)
         kept = computed[results:] if not reread else (*map(computed.__getitem__, reread), *computed[results:])
-        ctx.save_for_backward(first, *operands[addends:tensors], *kept)
+        ctx.save_for_backward(*first, *operands[replaced:tensors], *kept)
         ctx.rest = operands[tensors:]
         if sparse:
             ctx.set_materialize_grads(False)
@@ -101,7 +109,7 @@ def differentiable(
         # Read once: activation checkpointing recomputes them for one reading.
         saved, rest, needed = ctx.saved_tensors, ctx.rest, ctx.needs_input_grad[:tensors]
         wanted = needed if addends == 1 else (any(needed[:addends]), *needed[addends:])
-        if is_recorded():
+        if formula is not None and is_recorded():
             slopes: Sequence[Any] = gradients(
                 lambda *tensors: formula(*tensors, *rest), saved[: len(wanted)], wanted, incoming
             )

@@ -209,13 +209,10 @@ def _known(tensor: torch.Tensor) -> _Known:
     version = _version(tensor)
     known = _KNOWN.get(number)
     if known is None or known.version != version or known.tensor() is not tensor:
-        known = _KNOWN[number] = _Known(ref(tensor, partial(_forget, _KNOWN, number)), version)
+        # A method of the dictionary, because globals are gone when the interpreter ends. Its second argument,
+        # what it returns for an absent key, is the dead reference.
+        known = _KNOWN[number] = _Known(ref(tensor, partial(_KNOWN.pop, number)), version)
     return known
-
-
-def _forget(known: dict[int, _Known], number: int, _: object) -> None:
-    # The dictionary is an argument, because globals are gone when the interpreter ends.
-    known.pop(number, None)
 
 
 def _version(tensor: torch.Tensor) -> int:

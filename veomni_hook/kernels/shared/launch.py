@@ -9,8 +9,9 @@ function is called with addresses.
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
 from copy import copy
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import or_
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
@@ -23,8 +24,18 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from veomni_hook.accelerator import is_rocm
 
 __all__ = [
-    "LAUNCHES", "STEPS", "TL", "TRITON", "Launch", "cdiv", "enter_context", "generation", "power", "room",
-]  # fmt: skip
+    "LAUNCHES",
+    "STEPS",
+    "TL",
+    "TRITON",
+    "Launch",
+    "cdiv",
+    "enter_context",
+    "generation",
+    "launch_of",
+    "power",
+    "room",
+]
 
 #: Triton's release, two numbers.
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
@@ -164,6 +175,16 @@ class Launch:
         if aligned and _HANDLES:
             self._compiled = compiled  # None in the interpreter
             self._raw = _raw_launch(compiled, len(arguments) + len(self._constants))
+
+
+@lru_cache(maxsize=LAUNCHES)
+def launch_of(kind: Hashable, function: Any, tensors: int, *constants: Any, **options: Any) -> Launch:
+    """Return the `Launch` for a kind of arguments: plans of calls of other sizes share it.
+
+    ``kind`` is what Triton specialises on besides the constants: the device, dtypes, strides, and whether
+    numbers of rows fit into 32 bits.
+    """
+    return Launch(function, tensors, *constants, **options)
 
 
 def _observed() -> bool:

@@ -15,6 +15,7 @@ __all__ = [
     "count_as_plain",
     "counted_as_plain",
     "counts_as_plain",
+    "dtype_of",
     "not_plain",
     "unfit_addends",
     "untraceable",
@@ -59,6 +60,14 @@ def not_plain(*tensors: object) -> str | None:
         if kind not in _PLAIN and getattr(kind, _MARK, None) is not kind:
             return f"an operand is a {kind.__name__}, not a plain tensor"
     return None
+
+
+def dtype_of(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which torch's products compute ``tensor``: autocast changes it."""
+    device = tensor.device.type
+    if tensor.is_floating_point() and torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
 
 
 def untraceable() -> str | None:

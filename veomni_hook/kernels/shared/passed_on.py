@@ -7,7 +7,7 @@ where none is to be moved (ms-swift's LoRA).
 from __future__ import annotations
 
 import ast
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from types import CodeType, FunctionType, MethodType
@@ -85,15 +85,11 @@ def _changes_nothing(code: CodeType) -> bool:
         return False
     # The file may have been edited since it was imported.
     compiled = compile(ast.Module([definition], []), code.co_filename, "exec")
-    if not any(map(partial(_is_same, code), compiled.co_consts)):
+    parts = attrgetter("co_code", "co_consts", "co_names", "co_varnames")
+    if not any(isinstance(one, CodeType) and parts(one) == parts(code) for one in compiled.co_consts):
         return False
     nodes = chain.from_iterable(map(ast.walk, definition.body))
     return all(isinstance(node, _HARMLESS) and _reads_no_more(node, code.co_varnames) for node in nodes)
-
-
-def _is_same(code: CodeType, other: object) -> bool:
-    parts = attrgetter("co_code", "co_consts", "co_names", "co_varnames")
-    return isinstance(other, CodeType) and bool(parts(code) == parts(other))
 
 
 def _reads_no_more(node: ast.AST, locals_: tuple[str, ...]) -> bool:

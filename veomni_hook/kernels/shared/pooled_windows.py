@@ -87,11 +87,15 @@ def separated(
 
 def _by_sample(call: _Call, kwargs: Mapping[str, Any], *args: Any) -> Pooled:
     rows, positions = args[0].shape[:2]
-    samples, length = _samples(kwargs, rows)
-    if samples is None:
+    ends, numbers = given_of(kwargs)
+    # The positions of a row: the model has checked that boundaries divide its rows.
+    length: int = numbers.shape[1] if ends is None else ends_of(ends)[-1] // rows
+    bounds = of_rows(rows, length, ends, numbers)
+    if bounds is None:
         return _with_weights(call, *args)
     _check(call, length, positions)
-    parts = [_Part(start // positions, start % positions, end - start) for start, end in pairwise(samples)]
+    places = pairwise(ends_of(bounds))
+    parts = [_Part(start // positions, start % positions, end - start) for start, end in places]
     # One that fills no window has no keys.
     filling = [part for part in parts if part.length >= call.size] or parts[:1]
     pooled = [(part, *_with_weights(call, *part.of(args, positions))) for part in filling]
@@ -116,17 +120,6 @@ class _Part(NamedTuple):
                 yield value[row : row + 1, self.begin : self.begin + self.length]
             else:
                 yield value
-
-
-def _samples(kwargs: Mapping[str, Any], rows: int) -> tuple[tuple[int, ...] | None, int]:
-    """Return where samples end, or None if each row is one; and the positions of a row.
-
-    The model has checked that boundaries divide its rows.
-    """
-    ends, numbers = given_of(kwargs)
-    length: int = numbers.shape[1] if ends is None else ends_of(ends)[-1] // rows
-    bounds = of_rows(rows, length, ends, numbers)
-    return None if bounds is None else ends_of(bounds), length
 
 
 def _check(call: _Call, length: int, positions: int) -> None:
@@ -187,18 +180,17 @@ def _with_weights(call: _Call, *args: Any) -> Pooled:
 
 @torch.compiler.disable
 def _with_cache(call: _Call, *args: Any) -> Pooled:
+    def again(module: nn.Module, args: tuple[Any, ...], pooled: Pooled) -> Pooled:
+        return pooled if pooled[0].shape[2] else _padded(call, module.forward, args)
+
     # Only the cache knows whether a window is full. A second call of a unit of FSDP would be one more than
     # other processes make: what the first call runs, before the unit lets go of its weights, runs again.
-    hook = call.module.register_forward_hook(partial(_again, call), prepend=True)
+    hook = call.module.register_forward_hook(again, prepend=True)
     try:
         pooled: Pooled = call.module(*args)
     finally:
         hook.remove()
     return pooled
-
-
-def _again(call: _Call, module: nn.Module, args: tuple[Any, ...], pooled: Pooled) -> Pooled:
-    return pooled if pooled[0].shape[2] else _padded(call, module.forward, args)
 
 
 def _padded(call: _Call, function: Callable[..., Pooled], args: tuple[Any, ...]) -> Pooled:

@@ -5,7 +5,8 @@ All of this is private to torch, as `veomni_hook.kernels.shared.traced_frame`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import operator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.fx import Node, Proxy
 
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, traced, variable
 
-__all__ = ["is_exporting", "is_only_read", "is_same_length", "node_of", "value_of"]
+__all__ = ["is_exporting", "is_only_read", "is_same_length", "names_of_calls", "node_of", "value_of"]
 
 
 def node_of(name: str) -> Node | None:
@@ -35,6 +36,21 @@ def is_same_length(one: object, other: object) -> bool:
     if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
         return bool(one.node.expr == other.node.expr)
     return isinstance(one, int) and isinstance(other, int) and one == other
+
+
+def names_of_calls(names: Iterable[str]) -> Callable[[Node], str]:
+    """Return what names the tensor's method, or the function among ``names``, that a node calls; else ""."""
+    functions: dict[Any, str] = {
+        function: name
+        for home in (operator, torch, torch.nn.functional)
+        for name in names
+        if callable(function := getattr(home, name, None))
+    }
+
+    def name(node: Node) -> str:
+        return str(node.target) if node.op == "call_method" else functions.get(node.target, "")
+
+    return name
 
 
 @answered_while_tracing

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from veomni_hook.kernels.shared.host_values import derived
-from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
+from veomni_hook.kernels.shared.operand_checks import dtype_of
+from veomni_hook.kernels.varlen_attention.operand_checks import lengths_of
 from veomni_hook.kernels.varlen_attention.torch import runs_of
 
 __all__ = ["full", "full_by_package", "loses", "refuses", "unfit"]

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.autograd import differentiable
+from veomni_hook.kernels.shared.operand_checks import dtype_of
 from veomni_hook.kernels.varlen_attention import reference
-from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
+from veomni_hook.kernels.varlen_attention.operand_checks import lengths_of
 
 __all__ = ["full", "refuses"]
 

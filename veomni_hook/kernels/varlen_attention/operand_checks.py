@@ -9,10 +9,10 @@ from functools import lru_cache
 import torch
 
 from veomni_hook.kernels.shared.host_values import derived
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import dtype_of, not_plain, untraceable
 from veomni_hook.kernels.shared.origin import name_of, written_in
 
-__all__ = ["dtype_of", "lengths_of", "refuses"]
+__all__ = ["lengths_of", "refuses"]
 
 _SDPA = ("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
 _TORCHS = torch.nn.functional.scaled_dot_product_attention
@@ -76,14 +76,6 @@ def lengths_of(cu_seqlens: torch.Tensor) -> list[int]:
 def _lengths(cu_seqlens: torch.Tensor) -> list[int]:
     lengths: list[int] = cu_seqlens.diff().tolist()
     return lengths
-
-
-def dtype_of(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which torch's function computes ``tensor``: autocast changes it."""
-    device = tensor.device.type
-    if tensor.is_floating_point() and torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return tensor.dtype
 
 
 def _unknown_option(owner: object, attention: object, options: Mapping[str, object]) -> str | None:

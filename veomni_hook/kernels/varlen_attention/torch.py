@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.varlen_attention.operand_checks import lengths_of
 
@@ -50,7 +51,7 @@ def full(
     runs, order, inverse = derived(cu_seqlens, _plan, query.device)
     tensors = [tensor[0] for tensor in (query, key, value)]
     if order is not None:
-        tensors = [_sorted(tensor, 1, order, inverse) for tensor in tensors]
+        tensors = [_sorted(tensor, order, inverse, 1) for tensor in tensors]
     sizes = [run.length * run.segments for run in runs]
     # One split: its backward joins the parts' gradients once, where slices would add as many full tensors.
     parts = zip(*(torch.split(tensor, sizes, dim=1) for tensor in tensors), strict=True)
@@ -63,7 +64,7 @@ def full(
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if inverse is not None:
-        joined = _sorted(joined, 0, inverse, order)
+        joined = _sorted(joined, inverse, order, 0)
     return joined.unsqueeze(0).contiguous()
 
 
@@ -95,24 +96,17 @@ def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
     return _Plan(tuple(Run(*item) for item in counts.items()), *sent)
 
 
-class _Sorted(torch.autograd.Function):
-    """A permutation. Its backward takes the inverse, where `index_select`'s would add with atomics."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, dim: int, order: torch.Tensor, inverse: torch.Tensor
-    ) -> torch.Tensor:
-        """Return ``tensor`` with positions along ``dim`` in ``order``."""
-        ctx.dim = dim
-        ctx.save_for_backward(order, inverse)
-        # A new tensor whose positions come first in memory, as in a tower.
-        return tensor.movedim(dim, 0).index_select(0, order).movedim(0, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Return the gradient in the first order."""
-        order, inverse = ctx.saved_tensors
-        return _sorted(gradients[0], ctx.dim, inverse, order), None, None, None
+def _permuted(tensor: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, dim: int) -> torch.Tensor:
+    # A new tensor whose positions come first in memory, as in a tower.
+    return tensor.movedim(dim, 0).index_select(0, order).movedim(0, dim)
 
 
-_sorted: Callable[..., torch.Tensor] = _Sorted.apply
+#: Takes a tensor, the order of the positions along a dimension, its inverse, and the dimension. The backward
+#: takes the inverse, where `index_select`'s would add with atomics.
+_sorted: Callable[..., torch.Tensor] = differentiable(
+    _permuted,
+    lambda saved, rest, wanted, dy: (_sorted(dy, saved[2], saved[1], *rest), None, None),
+    None,
+    tensors=3,
+    unread=1,
+)
