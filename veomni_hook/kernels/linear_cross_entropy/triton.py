@@ -26,7 +26,6 @@ from veomni_hook.kernels.linear_cross_entropy import (
     causal_lm,
     chosen_tokens,
     device,
-    distillation,
     shapes,
 )
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
@@ -203,12 +202,12 @@ def _distilled_cross_entropy(
         )  # fmt: skip
         lse, own = lses[part], teacher.of_rows(part)
         at = chosen_tokens.log_probs(logits, own.topk_ids, lse, counts[part], transform)
-        of_teacher = distillation.quantities(at, own, counts[part]).losses
+        of_teacher = own.divergence(at, counts[part]).losses
         of_label = z_loss * lse.square() - log_probs[part]
         losses[part] = weights[part] * of_label.lerp(of_teacher, share).where(counts[part], 0)
         if any(needed):
             to_log_probs = (share - 1) * of_rows[part]
-            to_at = distillation.slopes(at, own) * (share * of_rows[part])[:, None]
+            to_at = own.slopes(at) * (share * of_rows[part])[:, None]
             others = to_at.sum(-1) + (2 * z_loss) * lse * to_log_probs
             incoming = Incoming(to_log_probs, None, to_at, others)
             _launch_gradient(
