@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from veomni_hook.errors import RoutingError
-from veomni_hook.kernels.moe_router.seam import at_given, formula, install
+from veomni_hook.kernels.moe_router import reference
+from veomni_hook.kernels.moe_router.seam import at_given, install
 from veomni_hook.kernels.shared.history import History, in_backward
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.arguments import operand_names
@@ -179,7 +180,7 @@ def _routed(
     )
     session, call = next(((candidate, call) for candidate, call in calls if call is not None), (None, None))
     if session is None or call is None:
-        weights, indices = (run or formula(variant))(*operands)
+        weights, indices = (run or reference.of(variant))(*operands)
         _history.passed(router)
     else:
         name = session.routers.names[router]
