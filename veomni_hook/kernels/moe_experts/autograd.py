@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import reference
-from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.moe_experts.low_rank import (
     NO_ADAPTERS,
@@ -27,6 +26,7 @@ from veomni_hook.kernels.moe_experts.low_rank import (
     is_adapted,
     without_adapters,
 )
+from veomni_hook.kernels.moe_experts.operators import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.tiles import tiled
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.activations import FUNCTIONS

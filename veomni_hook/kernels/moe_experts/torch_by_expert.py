@@ -13,9 +13,9 @@ from torch import Tensor
 
 from veomni_hook.kernels.float8 import reference as float8
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors
+from veomni_hook.kernels.moe_experts.operators import Gradients, Needed
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, Pairs, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.selection.process_choice import STATE

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, kept_dtype
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors, padded
+from veomni_hook.kernels.moe_experts.operators import Gradients, Needed
 from veomni_hook.kernels.moe_experts.torch_routing import Pairs, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 

@@ -18,8 +18,8 @@ from veomni_hook.kernels.float8.triton import in_mx, quantised, quantised_column
 from veomni_hook.kernels.moe_experts import float8_gate_device as gate_device
 from veomni_hook.kernels.moe_experts import float8_gradient_device as device
 from veomni_hook.kernels.moe_experts import triton_products, triton_sums
-from veomni_hook.kernels.moe_experts.backend import Needed
 from veomni_hook.kernels.moe_experts.forms import Form
+from veomni_hook.kernels.moe_experts.operators import Needed
 from veomni_hook.kernels.moe_experts.triton_products import Expert, Low, Scales, within
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import (
@@ -125,7 +125,7 @@ def gate_gradients(
         weighted h [rows, I].
     """
     dout, matrix, _, scales = operands_of(grad, down, form, transposed=not expert.transposed)
-    dh = triton_products.h_gradient(dout, matrix, routing, low=low, scales=scales)
+    dh = triton_products.rows_product(dout, matrix, routing, low=low, scales=scales, gathered=True)
     del matrix, scales
     (rows, width), columns, experts = products.shape, dh.shape[1], routing.num_experts
     new, across = dh.new_empty, routing.max_tiles * routing.block
@@ -184,9 +184,7 @@ def input_gradient(
     for first in range(0, hidden, columns):
         part = slice(first, first + columns)
         values, turned, _, scales = operands_of(dz, up[..., part], form, transposed=True)
-        rows = triton_products.input_gradient(
-            values, turned, routing, transposed=True, scales=scales, room=room
-        )
+        rows = triton_products.rows_product(values, turned, routing, scales=scales, to_input=True, room=room)
         triton_sums.combine(rows, routing, out=out[:, part])
     return out
 
