@@ -80,15 +80,19 @@ class Call(NamedTuple):
         return Transform(**{name: value for name, value in self.options.items() if name not in _OTHERS})
 
     @property
+    def shift_labels(self) -> Any:
+        """The labels of the call that are shifted already, if the loss function uses such labels, or None."""
+        known = losses.reads_shift_labels(self.model.loss_function)
+        return self.loss_kwargs.get("shift_labels") if known else None
+
+    @property
     def given(self) -> Any:
         """The labels that the loss function uses, in their original shape."""
-        shift_labels = self.loss_kwargs.get("shift_labels")
-        known = losses.reads_shift_labels(self.model.loss_function) and shift_labels is not None
-        return shift_labels if known else self.labels
+        return self.labels if self.shift_labels is None else self.shift_labels
 
     def shifted(self, labels: object, filled: float) -> torch.Tensor:
         """Align values given per label with the positions that predict the labels, ``[rows]``."""
-        shift_labels = self.loss_kwargs.get("shift_labels")
+        shift_labels = self.shift_labels
         if labels is not self.labels and shift_labels is not None:
             shift_labels = labels
         return losses.targets(self.model.loss_function, labels, shift_labels, filled)
