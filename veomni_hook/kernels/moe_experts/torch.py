@@ -37,7 +37,7 @@ FEW_NUMBERS = 1 << 20
 
 def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
     home = torch_by_expert if operands.hidden_states.device.type == "cpu" else torch_grouped
-    result: tuple[Tensor, Tensor] = home.forward(operands, form, keep=keep, adapters=adapters)
+    result: tuple[Tensor, Tensor] = home.forward(operands, adapters, form, keep=keep)
     return result
 
 
@@ -52,7 +52,7 @@ def _backward(
     spend: bool,  # unused: the saved tensors are only read
 ) -> Gradients:
     home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
-    gradients: Gradients = home.backward(grad, operands, kept[0], form, needed, adapters)
+    gradients: Gradients = home.backward(grad, operands, adapters, kept[0], form, needed)
     return gradients
 
 

@@ -343,8 +343,6 @@ refuses_or_identity = partial(identity_refuses, refuses)
 
 def loses(owner: object, hidden_states: Tensor, *_: object) -> str | None:
     """Return why upstream is as fast here, or None."""
-    if chose_ours(owner):
-        return None
     if hidden_states.dtype is torch.float32 and not torch.is_autocast_enabled(hidden_states.device.type):
         return loses_in_float32(owner)
     return None
