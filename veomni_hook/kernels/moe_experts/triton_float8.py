@@ -23,7 +23,6 @@ from veomni_hook.kernels.moe_experts.operators import Needed
 from veomni_hook.kernels.moe_experts.triton_products import Expert, Low, Scales, within
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import (
-    Tile,
     describable,
     described,
     float8_weight_tile,
@@ -196,7 +195,6 @@ def weight_gradient(
     *,
     gathered: tuple[bool, bool],
     dtype: torch.dtype,
-    tile: Tile | None = None,
     room: Tensor | None = None,
 ) -> Tensor:
     """Return what `triton_products.weight_gradient` does, from products in float8.
@@ -210,7 +208,7 @@ def weight_gradient(
         for factor, of_tokens in factors
     )
     x = left if isinstance(left, Tensor) else left.values
-    tile = tile or float8_weight_tile(x)
+    tile = float8_weight_tile(x)
     out = torch.empty(routing.num_experts, p, q, dtype=dtype, device=x.device)
     if out.numel() == 0:
         return out
