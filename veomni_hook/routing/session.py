@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from veomni_hook.errors import RoutingError
-from veomni_hook.kernels.moe_router.seam import at_given, formula, install
+from veomni_hook.kernels.moe_router import reference
+from veomni_hook.kernels.moe_router.seam import at_given, install
 from veomni_hook.kernels.shared.history import History, in_backward
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.arguments import operand_names
@@ -183,7 +184,7 @@ def _routed(
             _history.note(router, recorded, weights)
             break
     else:
-        weights, indices = (run or formula(variant))(*operands)
+        weights, indices = (run or reference.of(variant))(*operands)
         _history.passed(router)
     for observer in sessions:
         name = observer.routers.names[router]

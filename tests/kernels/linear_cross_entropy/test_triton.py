@@ -81,13 +81,30 @@ def test_the_operators_keep_their_contracts():
     linear, number = (x, weight, bias, target), torch.tensor([7.0], device=DEVICE)
     for items, needed in ((None, [True] * 3), (number, [False, True, False])):
         call = (
-            *linear, items, torch.rand(9, device=DEVICE), -100, 1.0, 3.0, 0.1, 0.1, True, True, *dtypes,
-            needed,
+            *linear, None, None, items, torch.rand(9, device=DEVICE), -100, 1.0, 3.0, 0.1, 0.1, None, 0.0, True, True,
+            *dtypes, needed,
         )  # fmt: skip
         torch.library.opcheck(ops.linear_cross_entropy.default, call)
     ids, at = torch.randint(0, VOCAB, (9, 3), device=DEVICE), -torch.rand(9, 3, device=DEVICE)
-    call = (*linear, ids, at, None, None, -100, 1.0, 3.0, -0.5, 0.3, 0.1, True, True, *dtypes, [True] * 3)
-    torch.library.opcheck(ops.distilled_cross_entropy.default, call)
+    call = (
+        *linear,
+        ids,
+        at,
+        None,
+        None,
+        -100,
+        1.0,
+        3.0,
+        0.0,
+        0.1,
+        -0.5,
+        0.3,
+        True,
+        True,
+        *dtypes,
+        [True] * 3,
+    )
+    torch.library.opcheck(ops.linear_cross_entropy.default, call)
     rows = torch.rand(4, 9, device=DEVICE).unbind()
     for tokens, numbers in ((None, None), (ids, at)):
         call = (*linear, tokens, -100, 1.0, None, True, False)

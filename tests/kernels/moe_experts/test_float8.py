@@ -10,8 +10,8 @@ from tests.kernels.moe_experts.formulas import CASES, EXPERTS
 from veomni_hook.kernels.float8.reference import FLOAT8, dequantised, quantised
 from veomni_hook.kernels.moe_experts import float8
 from veomni_hook.kernels.moe_experts import torch as by_torch
-from veomni_hook.kernels.moe_experts.backend import Needed
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
+from veomni_hook.kernels.moe_experts.operators import Needed
 
 pytest.importorskip("triton")
 
@@ -324,7 +324,7 @@ def test_casts_of_gates(routing, monkeypatch, form, wanted):
         Cast(dh, 2.0 ** torch.randint(-3, 4, (routing.num_tokens, 1), device=DEVICE)) for _ in range(2)
     )
     weights = torch.ones(routing.num_tokens, TOP_K, device=DEVICE)
-    monkeypatch.setattr(triton_products, "h_gradient", lambda *_, **__: dh.clone())
+    monkeypatch.setattr(triton_products, "rows_product", lambda *_, **__: dh.clone())
     monkeypatch.setattr(triton_float8, "operands_of", lambda *_, **__: (None,) * 4)
     to_x, to_up, to_down = wanted
     needed = Needed(to_x, True, to_up, False, to_down, False)

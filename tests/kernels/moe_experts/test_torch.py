@@ -98,8 +98,8 @@ def test_without_gradients_nothing_is_kept(monkeypatch):
     kept = []
     forward = torch_by_expert.forward
 
-    def watched(operands, form, **rest):
-        found = forward(operands, form, **rest)
+    def watched(*operands, **rest):
+        found = forward(*operands, **rest)
         kept.append(len(found[1]))
         return found
 

@@ -117,8 +117,13 @@ def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False, 
     h, products = triton_products.gate_up(
         x_rows, first, first_bias, routing, expert, keep=True, ordered=ordered
     )
-    y = triton_products.down(
-        h, second, second_bias, routing, weights if in_epilogue else None, transposed=expert.transposed
+    y = triton_products.rows_product(
+        h,
+        second,
+        routing,
+        bias=second_bias,
+        weights=weights if in_epilogue else None,
+        transposed=expert.transposed,
     )
     out = triton_sums.combine(y, routing, None if in_epilogue else weights)
     gradients, weighted, partial = triton_products.gate_up_backward(
@@ -127,7 +132,10 @@ def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False, 
     assert (gradients is products) is spend
     to_weights = triton_sums.routing_gradient(partial, weights, routing, dout, second_bias)
     dx = triton_sums.combine(
-        triton_products.input_gradient(gradients, first, routing, transposed=expert.transposed), routing
+        triton_products.rows_product(
+            gradients, first, routing, transposed=not expert.transposed, to_input=True
+        ),
+        routing,
     )
     pairs = [(d_rows, weighted, (not ordered, False)), (gradients, x_rows, (False, not ordered))]
     if expert.transposed:

@@ -7,7 +7,7 @@ computed inside the head's ``__call__``, `output` how ``logits`` stay available.
 
 `options` holds further options for training loops. `functional` offers the same for tensors without a model.
 
-``last_token``: ``kernel(hidden_states, score)`` replaces ``score(hidden_states)`` (`pooled`).
+``last_token``: ``kernel(hidden_states, score)`` replaces ``score(hidden_states)`` (`last_token`).
 
 `variants` declares the op.
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import distillation, reference
+from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     NOTHING,
     Objective,
@@ -101,7 +101,7 @@ class Backend(NamedTuple):
     Attributes:
         loss: ``(x, weight, bias, target, num_items, loss_weights, teacher, form, kept, needed) -> Found``;
             ``kept`` is the dtype of the original weight and of its gradient, if ``weight`` is a
-            lower-precision copy; ``teacher``, if the form's ``share`` is not 0, was `distillation.told`.
+            lower-precision copy; ``teacher``, if the form's ``share`` is not 0, was `Teacher.told`.
         statistics: ``(x, weight, bias, target, ids, form) -> (TokenStatistics, lse, at)``; ``at``
             ``[rows, k]``, float32, are log-probabilities of the tokens ``ids``; None if these are None.
         gradients: ``(x, weight, bias, target, ids, form, lse, entropy, at, to_log_probs, to_entropy, to_at,
@@ -284,7 +284,7 @@ def token_statistics(
     log_probs, entropy, predictions, at = numbers
     if told is None:
         return TokenStatistics(log_probs, entropy, predictions)
-    beside = distillation.quantities(at, told, target != objective.ignore_index)
+    beside = told.divergence(at, target != objective.ignore_index)
     return TokenStatistics(log_probs, entropy, predictions, *beside)
 
 
@@ -307,7 +307,7 @@ def on_device(number: torch.Tensor | float | None, device: torch.device) -> torc
 
 def _told(objective: Objective, target: torch.Tensor) -> Teacher:
     assert objective.teacher is not None  # noqa: S101 - `Objective.wrong` says so
-    return distillation.told(objective.teacher, target, objective.ignore_index)
+    return objective.teacher.told(target, objective.ignore_index)
 
 
 def _teacher(ids: torch.Tensor | None, log_probs: torch.Tensor | None, form: Form) -> Teacher | None:

@@ -13,13 +13,13 @@ from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, requested_call, token_outputs
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     IDENTITY,
+    NOTHING,
     Objective,
     Teacher,
     Transform,
     Wanted,
 )
 from veomni_hook.kernels.linear_cross_entropy.options import (
-    LossOptions,
     active,
     fields_of,
     token_outputs_of,
@@ -28,7 +28,6 @@ from veomni_hook.kernels.linear_cross_entropy.options import (
 __all__ = ["Call"]
 
 _OTHERS = ("before_head", "capped_by", "keywords")
-_NO_OPTIONS = LossOptions()
 
 
 class Call(NamedTuple):
@@ -81,15 +80,19 @@ class Call(NamedTuple):
         return Transform(**{name: value for name, value in self.options.items() if name not in _OTHERS})
 
     @property
+    def shift_labels(self) -> Any:
+        """The labels of the call that are shifted already, if the loss function uses such labels, or None."""
+        known = losses.reads_shift_labels(self.model.loss_function)
+        return self.loss_kwargs.get("shift_labels") if known else None
+
+    @property
     def given(self) -> Any:
         """The labels that the loss function uses, in their original shape."""
-        shift_labels = self.loss_kwargs.get("shift_labels")
-        known = losses.reads_shift_labels(self.model.loss_function) and shift_labels is not None
-        return shift_labels if known else self.labels
+        return self.labels if self.shift_labels is None else self.shift_labels
 
     def shifted(self, labels: object, filled: float) -> torch.Tensor:
         """Align values given per label with the positions that predict the labels, ``[rows]``."""
-        shift_labels = self.loss_kwargs.get("shift_labels")
+        shift_labels = self.shift_labels
         if labels is not self.labels and shift_labels is not None:
             shift_labels = labels
         return losses.targets(self.model.loss_function, labels, shift_labels, filled)
@@ -103,27 +106,20 @@ class Call(NamedTuple):
     def objective(self) -> tuple[Objective, Wanted]:
         """What the call, `loss_options` and the model's config request."""
         keywords, where = self.loss_kwargs, type(self.model).__name__
+        objective, temperature, wanted = Objective(), 1.0, NOTHING
         request = None if torch.compiler.is_compiling() else active(self.model)
-        options = _NO_OPTIONS if request is None else request.options
-        temperature, teacher, share = options.temperature, options.teacher, options.distillation
-        # Such a call has no loss.
-        if asks := requested_call.asks(keywords):
-            temperature, share = keywords.get("temperature", temperature), 0.0
-            teacher = requested_call.teacher_of(keywords, where) or teacher
-        wanted = options.wanted
+        if request is not None:
+            options = request.options
+            objective, temperature, wanted = options.objective, options.temperature, options.wanted
+        if requested_call.asks(keywords):
+            # Such a call has no loss.
+            teacher = requested_call.teacher_of(keywords, where) or objective.teacher
+            objective = Objective(accumulate=objective.accumulate, teacher=teacher)
+            temperature = keywords.get("temperature", temperature)
         if names := self.names:
-            wanted = token_outputs.wanted_for(names, wanted, distilled=share != 0)
-        objective = Objective(
-            keywords.get("ignore_index", -100),
-            keywords.get("num_items_in_batch"),
-            self.transform.at(temperature, where),
-            accumulate=options.accumulate,
-            teacher=self._rows_of(teacher),
-            distillation=share,
-        )
-        if asks or request is None:
-            return objective, wanted
-        weights = options.loss_weights
+            wanted = token_outputs.wanted_for(names, wanted, distilled=objective.distillation != 0)
+        transform, teacher = self.transform.at(temperature, where), self._rows_of(objective.teacher)
+        weights = objective.loss_weights
         if weights is not None:
             if weights.shape != self.given.shape:
                 raise KernelError(
@@ -132,9 +128,11 @@ class Call(NamedTuple):
                     fix="give each label a weight",
                 )
             weights = self.shifted(weights, 0)
-        return objective._replace(
-            label_smoothing=options.label_smoothing, z_loss=options.z_loss, loss_weights=weights
-        ), wanted
+        return Objective(
+            keywords.get("ignore_index", -100), keywords.get("num_items_in_batch"), transform,
+            objective.label_smoothing, objective.z_loss, weights, objective.accumulate, teacher,
+            objective.distillation,
+        ), wanted  # fmt: skip
 
     def fields_among(self, values: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Return the further fields of the output, of the ``values`` of `names`."""

@@ -209,10 +209,7 @@ def _traced_output(
 
 
 def _labels_refuse(call: Call) -> str | None:
-    shift_labels = call.loss_kwargs.get("shift_labels")
-    if not losses.reads_shift_labels(call.model.loss_function):
-        shift_labels = None
-    target = call.labels if shift_labels is None else shift_labels
+    shift_labels, target = call.shift_labels, call.given
     reason = not_plain(target)
     if reason is not None:
         return reason

@@ -15,7 +15,7 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy.autograd import Needed
 
-__all__ = ["ALIGNED", "Chunk", "Head", "Sums", "WeightGradient", "chunks", "divisor", "precision"]
+__all__ = ["ALIGNED", "Chunk", "Head", "Sums", "chunks", "divisor", "precision"]
 
 #: Rows of logits begin at multiples of this many bytes, for cuBLAS and vector loads.
 ALIGNED = 128
@@ -144,41 +144,26 @@ def precision(low: torch.dtype, kept: torch.dtype, *, in_float32: bool) -> tuple
     return (torch.float32 if in_float32 and low is torch.bfloat16 else low), low
 
 
-class WeightGradient:
+class _WeightGradient:
     """The sum of ``grad_logits.T @ x`` over chunks, ``[vocab, hidden]``: in ``total``, then in ``result``."""
 
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        total: torch.dtype,
-        result: torch.dtype,
-        split: tuple[int, int] | None = None,
-    ) -> None:
-        """Start with zero.
-
-        Args:
-            weight: ``[vocab, hidden]``.
-            total: the dtype of the sum.
-            result: the dtype that it is returned in.
-            split: in how many columns the logits' gradients are multiplied apart, the second of which end
-                in padding; None: all at once.
-        """
+    def __init__(self, head: Head, total: torch.dtype, result: torch.dtype) -> None:
         self._beta = 0
         self._dtype = result
-        self._vocab, hidden = weight.shape
-        self._rest: torch.Tensor | None = None
-        if split is not None:
-            self._parts = [weight.new_empty(self._vocab, hidden, dtype=total)]
-            self._rest = weight.new_empty(split[1], hidden, dtype=total)
-            self._added = [self._parts[0][: split[0]], self._rest]
+        weight = head.weight
+        vocab, hidden = weight.shape
+        self._rest = None if head.rest is None else weight.new_empty(head.rest.shape[0], hidden, dtype=total)
+        if self._rest is not None:
+            self._parts = [weight.new_empty(vocab, hidden, dtype=total)]
+            self._added = [self._parts[0][: head.whole], self._rest]
             return
         # On a CPU a higher-precision sum is allocated and freed part by part. With the whole sum beside the
         # result, the peak at 2,048 x 1,024 x 151,936 in bfloat16 is 0.87 GiB; upstream's is 3.48.
         apart = weight.device.type == "cpu" and total is not result
-        rows = -(-self._vocab // PARTS) if apart else max(1, self._vocab)
+        rows = -(-vocab // PARTS) if apart else max(1, vocab)
         self._parts = [
-            weight.new_empty(min(rows, self._vocab - start), hidden, dtype=total)
-            for start in range(0, max(1, self._vocab), rows)
+            weight.new_empty(min(rows, vocab - start), hidden, dtype=total)
+            for start in range(0, max(1, vocab), rows)
         ]
         self._added = self._parts
 
@@ -233,11 +218,9 @@ class Sums:
         self, x: torch.Tensor, head: Head, needed: Needed, dtypes: tuple[torch.dtype, torch.dtype]
     ) -> None:
         self._x, self._head, self.needed = x, head, needed
-        weight = head.weight
         self._of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed.x else None
-        split = None if head.rest is None else (head.whole, head.rest.shape[0])
-        self._of_weight = WeightGradient(weight, *dtypes, split) if needed.weight else None
-        self._of_bias = x.new_zeros(weight.shape[0], dtype=torch.float32) if needed.bias else None
+        self._of_weight = _WeightGradient(head, *dtypes) if needed.weight else None
+        self._of_bias = x.new_zeros(head.weight.shape[0], dtype=torch.float32) if needed.bias else None
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk whose logits were overwritten by their gradient."""

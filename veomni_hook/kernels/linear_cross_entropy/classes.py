@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from veomni_hook.kernels.linear_cross_entropy.objective import IDENTITY, NOTHING, Objective
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
 from veomni_hook.kernels.linear_cross_entropy.options import (
-    LossOptions,
     active,
     leave_to_upstream,
     note,
@@ -49,7 +48,6 @@ def output(model: Any, labels: torch.Tensor | None, output_: Any) -> Any:
         if not compiling:
             note(model, number, None)
         return output_
-    options = LossOptions() if request is None else request.options
     reason = _refuses(model, labels, output_)
     if reason is not None:
         leave_to_upstream(model, reason)
@@ -59,14 +57,19 @@ def output(model: Any, labels: torch.Tensor | None, output_: Any) -> Any:
     from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs
 
     target = labels.to(output_.logits.device).reshape(-1)
-    weights = None if options.loss_weights is None else options.loss_weights.to(target.device).reshape(-1)
-    objective = Objective(
-        _IGNORED, None, IDENTITY.at(options.temperature), options.label_smoothing, options.z_loss, weights
-    )
+    objective, wanted, changed = Objective(), NOTHING, False
+    if request is not None:
+        options = request.options
+        objective, wanted, changed = options.objective, options.wanted, bool(options.changes_loss)
     logits = objective.transform(output_.logits).float()
-    if options.changes_loss:
+    if changed:
+        weights = objective.loss_weights
+        weights = None if weights is None else weights.to(target.device).reshape(-1)
+        objective = Objective(
+            _IGNORED, None, objective.transform, objective.label_smoothing, objective.z_loss, weights
+        )
         output_.loss = reference.loss_of(logits, target, objective)
-    wanted = token_outputs.wanted_for(names, options.wanted) if names else options.wanted
+    wanted = token_outputs.wanted_for(names, wanted) if names else wanted
     if wanted != NOTHING:
         statistics = reference.statistics_of(logits, target, _IGNORED, wanted)
     if not compiling:

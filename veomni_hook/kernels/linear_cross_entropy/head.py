@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
-from torch.utils.hooks import RemovableHandle
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.linear_call import WEIGHTS_CHANGED, LinearCall, Sample, differ
@@ -174,24 +173,18 @@ def ask(
 
     On failure, returns logits and leaves ``request.loss`` None; ``request.reason`` says why.
     """
-    if linear is head:
-        answer: torch.Tensor = head(LossInput(hidden_states, request))
-        return answer
-    hook = _carrying(linear, request)
     try:
-        answer = head(hidden_states)
+        answer = _answered(head, linear, hidden_states, request)
         changed = "something other than the result of its last Linear"
     except Exception as error:
-        if request.loss is None:
+        if linear is head or request.loss is None:
             raise
         answer, changed = hidden_states, f"no loss ({type(error).__name__})"
-    finally:
-        hook.remove()
-    if request.loss is None or answer is request.loss:
+    if linear is head or request.loss is None or answer is request.loss:
         return answer
     request.loss, request.reason = None, f"the head returns {changed}"
-    answer = head(hidden_states)
-    return answer
+    logits: torch.Tensor = head(hidden_states)
+    return logits
 
 
 def logits_of(
@@ -221,12 +214,7 @@ def logits_of(
     if (reason := refuses(head, linear)) is not None:
         return head(hidden_states), reason
     request = LogitsRequest(before)
-    hook = None if linear is head else _carrying(linear, request)
-    try:
-        logits = head(LossInput(hidden_states, request) if hook is None else hidden_states)
-    finally:
-        if hook is not None:
-            hook.remove()
+    logits = _answered(head, linear, hidden_states, request)
     unknown = f"it is unknown whether {WEIGHTS_CHANGED} since the forward pass"
     return logits, unknown if request.changed is None else WEIGHTS_CHANGED if request.changed else None
 
@@ -240,11 +228,21 @@ def keeps_weights(head: nn.Module, linear: object) -> bool:
     )
 
 
-def _carrying(linear: nn.Module, request: LossRequest | LogitsRequest) -> RemovableHandle:
-    """Attach ``request`` to calls of ``linear`` until the returned hook is removed."""
-    return linear.register_forward_pre_hook(
+def _answered(
+    head: nn.Module, linear: nn.Module, hidden_states: torch.Tensor, request: LossRequest | LogitsRequest
+) -> torch.Tensor:
+    """Return the result of ``head``, whose last Linear gets ``request`` with its input."""
+    if linear is head:
+        answer: torch.Tensor = head(LossInput(hidden_states, request))
+        return answer
+    hook = linear.register_forward_pre_hook(
         lambda _, args: (LossInput(args[0], request), *args[1:]) if args else None
     )
+    try:
+        answer = head(hidden_states)
+        return answer
+    finally:
+        hook.remove()
 
 
 def refuses(head: Any, linear: object) -> str | None:

@@ -28,6 +28,7 @@ __all__ = [
     "IDENTITY",
     "NOTHING",
     "OF_TEACHER",
+    "Divergence",
     "Objective",
     "Teacher",
     "TokenStatistics",
@@ -102,11 +103,21 @@ class Transform(NamedTuple):
 IDENTITY = Transform()
 
 
+class Divergence(NamedTuple):
+    """The last three fields of `TokenStatistics`."""
+
+    losses: torch.Tensor
+    student_mass: torch.Tensor
+    teacher_mass: torch.Tensor
+
+
 class Teacher(NamedTuple):
     """What a teacher says about each position: its ``k`` most probable tokens.
 
     With ``p`` its probabilities, and ``q`` the model's, of these tokens, the divergence of a position is
-    ``KL = sum(p * (log(p) - log(q)))``; what is below ``log_prob_min_clamp`` there counts as that.
+    ``KL = sum(p * (log(p) - log(q)))``; what is below ``log_prob_min_clamp`` there counts as that. Backends
+    compute ``log(q)``, ``[rows, k]``, from their chunks of logits, and take its gradient. All the rest is in
+    plain PyTorch: it is as small as ``k`` is beside the vocabulary.
 
     Attributes:
         topk_ids: ``[..., k]``, int64, one row for each label.
@@ -131,6 +142,40 @@ class Teacher(NamedTuple):
     def of_rows(self, rows: slice) -> Teacher:
         """Return what it says about some of the rows."""
         return self._replace(topk_ids=self.topk_ids[rows], topk_log_probs=self.topk_log_probs[rows])
+
+    def told(self, target: torch.Tensor, ignored: int) -> Teacher:
+        """Return it on the device of ``target``, in float32.
+
+        Ids of ignored rows may be any; they become 0.
+        """
+        counts = (target != ignored)[:, None]
+        ids = self.topk_ids.to(target.device).where(counts, 0)
+        log_probs = self.topk_log_probs.detach().to(target.device, torch.float32)
+        return Teacher(ids, log_probs, self.log_prob_min_clamp)
+
+    def divergence(self, at: torch.Tensor, counts: torch.Tensor) -> Divergence:
+        """Return losses and masses ``[rows]``, 0 where not ``counts``, of a teacher that was `told`.
+
+        ``at`` ``[rows, k]`` are the model's log-probabilities of the teacher's tokens; it may require a
+        gradient.
+        """
+        log_p = self.topk_log_probs
+        masses = (each.exp().sum(-1).where(counts, 0) for each in (at, log_p))
+        log_p, at = self._clamped(log_p), self._clamped(at)
+        p = log_p.exp()
+        # A token that the teacher excludes (-inf) adds nothing.
+        losses = (p * (log_p - at)).where(p > 0, 0).sum(-1).where(counts, 0)
+        return Divergence(losses, *masses)
+
+    def slopes(self, at: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the losses of `divergence` with respect to ``at``."""
+        clamp = self.log_prob_min_clamp
+        p = -self._clamped(self.topk_log_probs).exp()
+        return p if clamp is None else p.where(at >= clamp, 0)
+
+    def _clamped(self, log_probs: torch.Tensor) -> torch.Tensor:
+        clamp = self.log_prob_min_clamp
+        return log_probs if clamp is None else log_probs.clamp(min=clamp)
 
     def wrong(self, shape: Sequence[int] | None = None) -> str | None:
         """Return what is invalid for labels of ``shape`` (None: any), or None."""

@@ -33,7 +33,6 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import requested_call
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     IDENTITY,
-    NOTHING,
     OF_TEACHER,
     Objective,
     Teacher,
@@ -95,18 +94,17 @@ _PLURAL = ("loss_weights", "token_outputs")
 
 @dataclass(frozen=True)
 class LossOptions:
-    """The requested options; see `loss_options`."""
+    """The requested options; see `loss_options`.
 
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    loss_weights: torch.Tensor | None = None
-    accumulate: str = "weight"
-    wanted: Wanted = NOTHING
-    evaluation: bool = False
-    token_outputs: tuple[str, ...] = ()
-    temperature: float = 1.0
-    teacher: Teacher | None = None
-    distillation: float = 0.0
+    ``objective`` has those of the loss: its transform is that of a model that does not transform logits, and
+    its tensors have the shape of the labels.
+    """
+
+    objective: Objective
+    temperature: float
+    wanted: Wanted
+    evaluation: bool
+    token_outputs: tuple[str, ...]
 
     @property
     def changed(self) -> str:
@@ -117,12 +115,13 @@ class LossOptions:
     @property
     def changes_loss(self) -> tuple[str, ...]:
         """The names of the options that change the loss."""
+        objective = self.objective
         is_set = {
-            "label_smoothing": self.label_smoothing != 0,
-            "z_loss": self.z_loss != 0,
-            "loss_weights": self.loss_weights is not None,
+            "label_smoothing": objective.label_smoothing != 0,
+            "z_loss": objective.z_loss != 0,
+            "loss_weights": objective.loss_weights is not None,
             "temperature": self.temperature != 1,
-            "distillation": self.distillation != 0,
+            "distillation": objective.distillation != 0,
         }
         return tuple(name for name, is_given in is_set.items() if is_given)
 
@@ -312,20 +311,17 @@ def loss_options(
             ``token_outputs``, ``temperature`` or ``distillation`` are set, but the upstream code would have
             to compute the loss; or no fused loss used them.
     """
-    options = LossOptions(
-        label_smoothing, z_loss, loss_weights, accumulate, Wanted(log_probs, entropy, predictions),
-        evaluation, named(token_outputs, "loss_options", taught=teacher is not None), temperature, teacher,
-        distillation,
-    )  # fmt: skip
-    wrong = Objective(
+    fields = named(token_outputs, "loss_options", taught=teacher is not None)
+    objective = Objective(
         transform=IDENTITY.at(temperature, "loss_options"), label_smoothing=label_smoothing, z_loss=z_loss,
         loss_weights=loss_weights, accumulate=accumulate, teacher=teacher, distillation=distillation,
-    ).wrong()  # fmt: skip
-    if wrong is not None:
+    )  # fmt: skip
+    if (wrong := objective.wrong()) is not None:
         raise KernelError(
             wrong, where="loss_options", fix="pass what help(veomni_hook.loss_options) describes"
         )
-    report = LossReport()
+    wanted = Wanted(log_probs, entropy, predictions)
+    options, report = LossOptions(objective, temperature, wanted, evaluation, fields), LossReport()
     token = _ACTIVE.set(Active(options, report, _task()))
     OPEN.blocks += 1
     OPEN.any = True

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.linear_cross_entropy import distillation
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     NOTHING,
+    Divergence,
     Objective,
     Teacher,
     TokenStatistics,
@@ -138,12 +138,9 @@ def statistics_of(
     return TokenStatistics(log_probs, entropy, predictions, *_of_teacher(logits, target, ignored, teacher))
 
 
-def _of_teacher(
-    logits: torch.Tensor, target: torch.Tensor, ignored: int, teacher: Teacher
-) -> distillation.Quantities:
-    teacher = distillation.told(teacher, target, ignored)
-    at = log_probs_at(logits, teacher.topk_ids)
-    return distillation.quantities(at, teacher, target != ignored)
+def _of_teacher(logits: torch.Tensor, target: torch.Tensor, ignored: int, teacher: Teacher) -> Divergence:
+    teacher = teacher.told(target, ignored)
+    return teacher.divergence(log_probs_at(logits, teacher.topk_ids), target != ignored)
 
 
 def log_probs_at(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import distillation
 from veomni_hook.kernels.linear_cross_entropy.autograd import Form
 from veomni_hook.kernels.linear_cross_entropy.objective import Teacher
 
@@ -104,14 +103,14 @@ def loss(
         losses = here.lse - (1 - smooth) * at_goal - smooth * mean + form.z_loss * here.lse.square()
         own = None if teacher is None else teacher.of_rows(rows)
         if own is not None:
-            losses = losses.lerp(distillation.quantities(here.at, own, counts).losses, form.share)
+            losses = losses.lerp(own.divergence(here.at, counts).losses, form.share)
         here.losses.copy_((weights[rows] * losses).where(counts, 0))
         if gradient:
             of_row = weights[rows] * scale * (1 - form.share)
             of_probability = of_row * (1 + 2 * form.z_loss * here.lse)
             of_tokens = None
             if own is not None:
-                of_tokens = distillation.slopes(here.at, own) * (weights[rows] * scale * form.share)[:, None]
+                of_tokens = own.slopes(here.at) * (weights[rows] * scale * form.share)[:, None]
                 of_probability = of_probability - of_tokens.sum(-1)
             slopes = _Slopes(
                 of_probability / summed, of_row * (smooth - 1), of_row * (-smooth / z.shape[-1]), of_tokens,

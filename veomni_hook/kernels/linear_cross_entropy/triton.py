@@ -26,8 +26,6 @@ from veomni_hook.kernels.linear_cross_entropy import (
     causal_lm,
     chosen_tokens,
     device,
-    distillation,
-    shapes,
 )
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chosen_tokens import Incoming
@@ -120,12 +118,47 @@ class _Walk(NamedTuple):
         return cls(vocab, block // group, group, softcap is not None, warps, cap)
 
 
-@operator(shapes.of_loss)
+def _row_results(x: Tensor, *, entropy: bool, predictions: bool) -> tuple[Tensor, Tensor]:
+    """Allocate the optional statistics of rows."""
+    rows = x.shape[0]
+    entropies = x.new_empty(rows if entropy else 0, dtype=torch.float32)
+    return entropies, x.new_empty(rows if predictions else 0, dtype=torch.int64)
+
+
+def _like_gradients(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    """Like the gradients of x, weight and bias, without values, for tracers; ``call``: an operator's."""
+    *_, result, (to_x, to_weight, to_bias) = call
+    return (
+        x.new_empty(x.shape if to_x else 0),
+        weight.new_empty(weight.shape, dtype=result) if to_weight else x.new_empty(0),
+        x.new_empty(weight.shape[0], dtype=torch.float32) if to_bias else x.new_empty(0),
+    )
+
+
+def _like_loss(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    num_items, (entropy, predictions) = call[4], call[-5:-3]
+    loss = x.new_empty(() if num_items is None else num_items.shape, dtype=torch.float32)
+    inverse = x.new_empty((), dtype=torch.float32)
+    log_probs = x.new_empty(x.shape[0], dtype=torch.float32)
+    statistics = log_probs, *_row_results(x, entropy=entropy, predictions=predictions)
+    return loss, inverse, *_like_gradients(x, weight, *call), *statistics
+
+
+def _like_statistics(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    *_, ids, _, _, _, entropy, predictions = call
+    log_probs, lse = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
+    at = lse.new_empty(0 if ids is None else ids.shape)
+    return log_probs, *_row_results(x, entropy=entropy, predictions=predictions), lse, at
+
+
+@operator(_like_loss)
 def _linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    ids: Tensor | None,
+    teachers: Tensor | None,
     num_items: Tensor | None,
     loss_weights: Tensor | None,
     ignore_index: int,
@@ -133,93 +166,68 @@ def _linear_cross_entropy(
     softcap: float | None,
     label_smoothing: float,
     z_loss: float,
+    clamp: float | None,
+    share: float,
     entropy: bool,
     predictions: bool,
     total: torch.dtype,
     result: torch.dtype,
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss, the factor of its gradients, these, and statistics.
+
+    With a teacher's ``ids`` and ``teachers``, its log-probabilities, there is no label smoothing.
+    """
     target = target.contiguous()
     losses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
-    weights = losses if loss_weights is None else loss_weights.contiguous()
-    entropies, tokens = shapes.row_results(x, entropy=entropy, predictions=predictions)
+    entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     items, inverse = divisor(target, num_items, loss_weights, ignore_index)
+    teacher = None if ids is None or teachers is None else Teacher(ids, teachers, clamp)
+    if teacher is None:
+        weights = losses if loss_weights is None else loss_weights.contiguous()
+    else:
+        counts = target != ignore_index
+        weights = counts.float() if loss_weights is None else loss_weights.where(counts, 0)
+        of_rows = weights if x.dtype is torch.float16 else weights * inverse
+        lses = torch.empty_like(losses)
+        transform = Transform(torch.float32, factor, None, softcap)
     head = Head.of(weight, bias)
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     for chunk in chunks(x, head, _size(x, weight, (total, result), trained=sums.needed.weight)):
         part, logits = chunk.rows, chunk.logits
-        device.loss[(logits.shape[0],)](
-            logits, logits.stride(0), target[part], weights[part], inverse, losses[part], log_probs[part],
-            entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing, z_loss,
-            *walk[:4], loss_weights is not None, label_smoothing != 0, entropy,
-            predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
-        )  # fmt: skip
+        if teacher is None:
+            device.loss[(logits.shape[0],)](
+                logits, logits.stride(0), target[part], weights[part], inverse, losses[part],
+                log_probs[part], entropies[part], tokens[part], ignore_index, factor, walk.cap,
+                label_smoothing, z_loss, *walk[:4], loss_weights is not None, label_smoothing != 0, entropy,
+                predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
+            )  # fmt: skip
+        else:
+            _launch_statistics(
+                logits, part, target, (lses, log_probs, entropies, tokens), ignore_index, factor, walk,
+                entropy=entropy, predictions=predictions,
+            )  # fmt: skip
+            lse, own = lses[part], teacher.of_rows(part)
+            at = chosen_tokens.log_probs(logits, own.topk_ids, lse, counts[part], transform)
+            of_teacher = own.divergence(at, counts[part]).losses
+            of_label = z_loss * lse.square() - log_probs[part]
+            losses[part] = weights[part] * of_label.lerp(of_teacher, share).where(counts[part], 0)
+            if any(needed):
+                to_log_probs = (share - 1) * of_rows[part]
+                to_at = own.slopes(at) * (share * of_rows[part])[:, None]
+                others = to_at.sum(-1) + (2 * z_loss) * lse * to_log_probs
+                _launch_gradient(
+                    logits, target[part], lse, (None, own.topk_ids, at),
+                    Incoming(to_log_probs, None, to_at, others), ignore_index, transform, walk,
+                )  # fmt: skip
         sums.add(chunk)
         # Free the buffer before the weight's gradient is converted.
         del chunk, logits
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
-# The teacher's two tensors follow the target.
-@operator(lambda x, weight, bias, target, *call: shapes.of_loss(x, weight, bias, target, *call[2:]))
-def _distilled_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ids: Tensor,
-    teachers: Tensor,
-    num_items: Tensor | None,
-    loss_weights: Tensor | None,
-    ignore_index: int,
-    factor: float,
-    softcap: float | None,
-    clamp: float | None,
-    share: float,
-    z_loss: float,
-    entropy: bool,
-    predictions: bool,
-    total: torch.dtype,
-    result: torch.dtype,
-    needed: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    target = target.contiguous()
-    losses, log_probs, lses = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(3))
-    entropies, tokens = shapes.row_results(x, entropy=entropy, predictions=predictions)
-    items, inverse = divisor(target, num_items, loss_weights, ignore_index)
-    counts = target != ignore_index
-    weights = counts.float() if loss_weights is None else loss_weights.where(counts, 0)
-    of_rows = weights if x.dtype is torch.float16 else weights * inverse
-    teacher, transform = Teacher(ids, teachers, clamp), Transform(torch.float32, factor, None, softcap)
-    head = Head.of(weight, bias)
-    sums = Sums(x, head, Needed(*needed), (total, result))
-    walk = _Walk.of(weight, softcap)
-    for chunk in chunks(x, head, _size(x, weight, (total, result), trained=sums.needed.weight)):
-        part, logits = chunk.rows, chunk.logits
-        _launch_statistics(
-            logits, part, target, (lses, log_probs, entropies, tokens), ignore_index, factor, walk,
-            entropy=entropy, predictions=predictions,
-        )  # fmt: skip
-        lse, own = lses[part], teacher.of_rows(part)
-        at = chosen_tokens.log_probs(logits, own.topk_ids, lse, counts[part], transform)
-        of_teacher = distillation.quantities(at, own, counts[part]).losses
-        of_label = z_loss * lse.square() - log_probs[part]
-        losses[part] = weights[part] * of_label.lerp(of_teacher, share).where(counts[part], 0)
-        if any(needed):
-            to_log_probs = (share - 1) * of_rows[part]
-            to_at = distillation.slopes(at, own) * (share * of_rows[part])[:, None]
-            others = to_at.sum(-1) + (2 * z_loss) * lse * to_log_probs
-            incoming = Incoming(to_log_probs, None, to_at, others)
-            _launch_gradient(
-                logits, target[part], lse, (None, own.topk_ids, at), incoming, ignore_index, transform, walk
-            )
-        sums.add(chunk)
-        del chunk, logits
-    return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
-
-
-@operator(shapes.of_statistics)
+@operator(_like_statistics)
 def _token_statistics(
     x: Tensor,
     weight: Tensor,
@@ -235,7 +243,7 @@ def _token_statistics(
     target = target.contiguous()
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     at = lses.new_empty(0 if ids is None else ids.shape)
-    entropies, tokens = shapes.row_results(x, entropy=entropy, predictions=predictions)
+    entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
     transform = Transform(torch.float32, factor, None, softcap)
     for part, logits, _ in chunks(
@@ -251,7 +259,7 @@ def _token_statistics(
     return log_probs, entropies, tokens, lses, at
 
 
-@operator(lambda x, weight, *call: shapes.of_gradients(x, weight, *call[-2:]))
+@operator(_like_gradients)
 def _token_statistics_backward(
     x: Tensor,
     weight: Tensor,
@@ -357,14 +365,11 @@ def _loss(
     needed: Needed,
 ) -> Found:
     end = (form.entropy, form.predictions, *precision(x.dtype, kept, in_float32=form.in_float32))
-    linear, sums = (x, weight, bias, target), (num_items, loss_weights)
-    if teacher is None:
-        found = _linear_cross_entropy(*linear, *sums, *form[:5], *end, list(needed))
-    else:
-        found = _distilled_cross_entropy(
-            *linear, *teacher[:2], *sums, *form[:3], form.log_prob_min_clamp, form.share, form.z_loss, *end,
-            list(needed),
-        )  # fmt: skip
+    of_teacher = (None, None) if teacher is None else teacher[:2]
+    found = _linear_cross_entropy(
+        x, weight, bias, target, *of_teacher, num_items, loss_weights, *form[:5], form.log_prob_min_clamp,
+        form.share, *end, list(needed),
+    )  # fmt: skip
     loss, inverse, *gradients, log_probs, entropy, predictions = found
     # Scaled gradients may underflow in float16.
     late = inverse if x.dtype is torch.float16 else None

@@ -102,20 +102,18 @@ class _Loss(torch.autograd.Function):
         sums = _load_balancing_sums(layers[0], list(layers), kept, top_k, middle)
         loss, slope = loss_of(sums, kept, layers, low)
         ctx.save_for_backward(kept, slope, *layers)
-        ctx.middle, ctx.numbers = middle, (top_k, middle, low)
+        ctx.numbers = top_k, middle, low
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        kept, slope, *layers = ctx.saved_tensors
+        (kept, slope, *layers), wanted = ctx.saved_tensors, ctx.needs_input_grad[4:]
         if is_recorded():
-            formula, wanted = partial(in_torch, kept, *ctx.numbers), ctx.needs_input_grad[4:]
-            return *[None] * 4, *gradients(formula, layers, wanted, (grad,))
-        out = _load_balancing_gradient(layers[0], layers, kept, slope * grad, ctx.middle)
-        wanted = ctx.needs_input_grad[4:]
-        return (None,) * 4 + tuple(
-            tensor if want else None for tensor, want in zip(out.unbind(), wanted, strict=True)
-        )
+            return *[None] * 4, *gradients(partial(in_torch, kept, *ctx.numbers), layers, wanted, (grad,))
+        _, middle, _ = ctx.numbers
+        out = _load_balancing_gradient(layers[0], layers, kept, slope * grad, middle)
+        slopes = (of_layer if want else None for of_layer, want in zip(out.unbind(), wanted, strict=True))
+        return *[None] * 4, *slopes
 
 
 softmax_topk = partial(balanced, _Loss.apply, False)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import reference
-from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.moe_experts.low_rank import (
     NO_ADAPTERS,
@@ -27,6 +26,7 @@ from veomni_hook.kernels.moe_experts.low_rank import (
     is_adapted,
     without_adapters,
 )
+from veomni_hook.kernels.moe_experts.operators import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.tiles import tiled
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.activations import FUNCTIONS
@@ -121,13 +121,19 @@ def kernel_of(
 def _differentiable(
     form: Form, operands: Operands, adapters: Adapters, needed: Needed, grad: Tensor
 ) -> Gradients:
-    """Return differentiable gradients, through the sums of weights and adapters."""
+    """Return differentiable gradients, from the reference and the sums of weights and adapters."""
     x, index, *others = operands
+    known = {"act_fn": FUNCTIONS[form.activation], "alpha": form.alpha, "limit": form.limit}
+    rest = [known[name] for name in LAYOUTS[form.variant].rest]
 
     def formula(x: Tensor, *tensors: Any) -> Tensor:
-        weights, terms = _parts((x, index, *tensors), (adapters.up_scale, adapters.down_scale))
-        up, down = _sum(weights.up, terms.up, form), _sum(weights.down, terms.down, form)
-        return _by_reference(weights._replace(up=up, down=down), form)
+        of_call, terms = _parts((x, index, *tensors), (adapters.up_scale, adapters.down_scale))
+        up, down = _sum(of_call.up, terms.up, form), _sum(of_call.down, terms.down, form)
+        _, _, weights, *stacked = of_call._replace(up=up, down=down)
+        cast = [weight.to(form.dtype) for weight in stacked if weight is not None]
+        with torch.autocast(x.device.type, enabled=False):
+            result: Tensor = reference.of(form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
+        return result.to(x.dtype)
 
     return Gradients(*gradients(formula, (x, *others, *adapters.factors), needed, (grad,)))
 
@@ -139,14 +145,3 @@ def _sum(weight: Tensor, factors: Factors | None, form: Form) -> Tensor:
     with torch.autocast(weight.device.type, enabled=False):
         delta = into.transpose(1, 2) @ out.transpose(1, 2) if LAYOUTS[form.variant].transposed else out @ into
     return weight.to(form.dtype) + factors.scale * delta
-
-
-def _by_reference(operands: Operands, form: Form) -> Tensor:
-    """Return the result of ``form`` for ``operands``, in the dtype of the hidden states; differentiable."""
-    known = {"act_fn": FUNCTIONS[form.activation], "alpha": form.alpha, "limit": form.limit}
-    rest = [known[name] for name in LAYOUTS[form.variant].rest]
-    x, index, weights, *stacked = operands
-    cast = [weight.to(form.dtype) for weight in stacked if weight is not None]
-    with torch.autocast(x.device.type, enabled=False):
-        result: Tensor = reference.of(form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
-    return result.to(x.dtype)

@@ -24,11 +24,10 @@ from torch import Tensor
 from veomni_hook.kernels.gated_mlp import npu as gated_npu
 from veomni_hook.kernels.moe_experts import forms, torch_gating
 from veomni_hook.kernels.moe_experts.autograd import kernel_of
-from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.low_rank import Adapters
-from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.moe_experts.operators import Gradients, Needed, define_backend
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared import ascend
 

@@ -1,4 +1,4 @@
-"""Defines the operators, forward and backward, of a backend of experts with stacked weights.
+"""What a backend of experts with stacked weights is, and its operators, forward and backward.
 
 `forms` defines operands and forms, `low_rank` adapters; `autograd` calls the operators. Gradients have the
 dtypes and shapes of their operands; the operators return an empty tensor for a gradient that is not needed.
@@ -7,16 +7,15 @@ dtypes and shapes of their operands; the operators return an empty tensor for a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters
 from veomni_hook.kernels.shared.operators import operator, watched
 
-__all__ = ["define_backend"]
+__all__ = ["Backend", "Gradients", "Needed", "define_backend"]
 
 # Parts of schemas.
 _FORM = "str variant, str activation, float limit, float alpha, ScalarType dtype, bool float8, bool mx"
@@ -28,6 +27,56 @@ _ADAPTERS = (
     ", Tensor? up_into, Tensor? up_out, Tensor? down_into, Tensor? down_out, float up_scale, float down_scale"
 )
 _TENSORS, _NUMBERS = len(Operands._fields), len(Form._fields)
+
+
+class Needed(NamedTuple):
+    """Which gradients to compute; the names are those of `Operands` and `Adapters`."""
+
+    hidden_states: bool
+    top_k_weights: bool
+    up: bool
+    up_bias: bool
+    down: bool
+    down_bias: bool
+    up_into: bool = False
+    up_out: bool = False
+    down_into: bool = False
+    down_out: bool = False
+
+
+class Gradients(NamedTuple):
+    """Gradients of what is differentiable; those that are not needed may have any content."""
+
+    hidden_states: Tensor | None
+    top_k_weights: Tensor | None
+    up: Tensor | None
+    up_bias: Tensor | None
+    down: Tensor | None
+    down_bias: Tensor | None
+    up_into: Tensor | None = None
+    up_out: Tensor | None = None
+    down_into: Tensor | None = None
+    down_out: Tensor | None = None
+
+
+class Backend(NamedTuple):
+    """A backend's two functions, called with autocast off.
+
+    Attributes:
+        forward: ``(operands, adapters, form, *, keep) -> (result, kept)``: the result ``[tokens, hidden]`` in
+            the dtype of the hidden states; ``kept`` is a tuple of tensors for backward, which may be empty
+            unless ``keep``.
+        backward: ``(grad, operands, adapters, kept, form, needed) -> Gradients``, of the operands' shapes, in
+            any dtype.
+        spends: ``backward`` may overwrite ``kept``, unless it is traced. If called again (retained graph), it
+            gets an empty tuple instead.
+        adapted: the same for weights with adapters; None if the backend refuses these.
+    """
+
+    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
+    backward: Callable[..., Gradients]
+    spends: bool = False
+    adapted: Backend | None = None
 
 
 def define_backend(

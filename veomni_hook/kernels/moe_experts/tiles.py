@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
+from veomni_hook.kernels.moe_experts.operators import Backend, Gradients, Needed
 from veomni_hook.kernels.shared.sizes import SIZES
 
 __all__ = ["tiled"]

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import forms, torch_by_expert, torch_grouped
 from veomni_hook.kernels.moe_experts.autograd import kernel_of
-from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Adapters, is_adapted, without_adapters
-from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.moe_experts.operators import Gradients, Needed, define_backend
 from veomni_hook.kernels.moe_experts.provenance import chose_ours
 
 __all__ = ["gated_or_identity", "in_float8", "kernel", "loses", "refuses", "refuses_or_identity"]
@@ -38,7 +37,7 @@ FEW_NUMBERS = 1 << 20
 
 def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
     home = torch_by_expert if operands.hidden_states.device.type == "cpu" else torch_grouped
-    result: tuple[Tensor, Tensor] = home.forward(operands, form, keep=keep, adapters=adapters)
+    result: tuple[Tensor, Tensor] = home.forward(operands, adapters, form, keep=keep)
     return result
 
 
@@ -53,7 +52,7 @@ def _backward(
     spend: bool,  # unused: the saved tensors are only read
 ) -> Gradients:
     home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
-    gradients: Gradients = home.backward(grad, operands, kept[0], form, needed, adapters)
+    gradients: Gradients = home.backward(grad, operands, adapters, kept[0], form, needed)
     return gradients
 
 

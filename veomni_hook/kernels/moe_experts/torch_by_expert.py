@@ -13,9 +13,9 @@ from torch import Tensor
 
 from veomni_hook.kernels.float8 import reference as float8
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
-from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors
+from veomni_hook.kernels.moe_experts.low_rank import Adapters, Factors
+from veomni_hook.kernels.moe_experts.operators import Gradients, Needed
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, Pairs, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.selection.process_choice import STATE
@@ -31,9 +31,7 @@ CHUNK_ROWS = 256
 FLOAT32_ROWS = 32
 
 
-def forward(
-    operands: Operands, form: Form, *, keep: bool, adapters: Adapters = NO_ADAPTERS
-) -> tuple[Tensor, Tensor]:
+def forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
     """Return the result and, if ``keep``, the first product of all pairs, sorted by expert."""
     x, index, weights, up, up_bias, down, down_bias = operands
     pairs = sorted_pairs(index, up.shape[0])
@@ -63,10 +61,10 @@ def forward(
 def backward(
     grad: Tensor,
     operands: Operands,
+    adapters: Adapters,
     kept: Tensor,
     form: Form,
     needed: Needed,
-    adapters: Adapters = NO_ADAPTERS,
 ) -> Gradients:
     """Return the ``needed`` gradients; experts without tokens get zeros."""
     x, index, weights, up, _, down, down_bias = operands

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, kept_dtype
-from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors, padded
+from veomni_hook.kernels.moe_experts.low_rank import Adapters, Factors, padded
+from veomni_hook.kernels.moe_experts.operators import Gradients, Needed
 from veomni_hook.kernels.moe_experts.torch_routing import Pairs, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 
@@ -38,21 +38,15 @@ def unable(operands: Operands) -> str | None:
     return None
 
 
-def forward(
-    operands: Operands, form: Form, *, keep: bool, adapters: Adapters = NO_ADAPTERS
-) -> tuple[Tensor, Tensor]:
+def forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
     """Return the result and, if ``keep``, the first product of all pairs, sorted by expert."""
     x, index, weights, up, up_bias, down, down_bias = operands
     rows = _Rows(sorted_pairs(index, up.shape[0]))
     inputs = x.index_select(0, rows.token).to(form.dtype)
-    z = rows.product(inputs, _matrices(up, form))
-    if adapters.up is not None:
-        z = z + rows.adapted(inputs, *_aligned(adapters.up, form))
+    z = rows.adapted(rows.product(inputs, _matrices(up, form)), inputs, adapters.up, form)
     z = rows.biased(z, up_bias, kept_dtype(operands, form))
     h = torch_gating.forward(z, form).to(form.dtype)
-    y = rows.product(h, _matrices(down, form))
-    if adapters.down is not None:
-        y = y + rows.adapted(h, *_aligned(adapters.down, form))
+    y = rows.adapted(rows.product(h, _matrices(down, form)), h, adapters.down, form)
     y = rows.biased(y, down_bias, kept_dtype(operands, form))
     result = rows.of_tokens(y, index.shape, weights)
     return result.to(x.dtype), z if keep else z.new_empty(0, z.shape[1])
@@ -61,10 +55,10 @@ def forward(
 def backward(
     grad: Tensor,
     operands: Operands,
+    adapters: Adapters,
     kept: Tensor,
     form: Form,
     needed: Needed,
-    adapters: Adapters = NO_ADAPTERS,
 ) -> Gradients:
     """Return the ``needed`` gradients."""
     x, index, weights, up, _, down, down_bias = operands
@@ -72,8 +66,7 @@ def backward(
     share = weights.reshape(-1, 1).index_select(0, rows.pairs.order)
     g = grad.index_select(0, rows.token).to(form.dtype)
     dy = rows.product(g, _matrices(down, form).transpose(1, 2))
-    if adapters.down is not None:
-        dy = dy + rows.adapted(g, *_turned(*_aligned(adapters.down, form)))
+    dy = rows.adapted(dy, g, adapters.down, form, back=True)
     y, dz = torch_gating.backward(kept, (dy * share).to(kept.dtype), form)
     to_weights = to_x = None
     if needed.top_k_weights:
@@ -84,8 +77,7 @@ def backward(
     scaled, dz, y = (g * share).to(form.dtype), dz.to(form.dtype), y.to(form.dtype)
     if needed.hidden_states:
         dx = rows.product(dz, _matrices(up, form).transpose(1, 2))
-        if adapters.up is not None:
-            dx = dx + rows.adapted(dz, *_turned(*_aligned(adapters.up, form)))
+        dx = rows.adapted(dx, dz, adapters.up, form, back=True)
         to_x = rows.of_tokens(dx, index.shape, None)
     to_up = to_up_factors = to_down_factors = None
     if needed.up or adapters.up is not None:
@@ -105,15 +97,9 @@ def backward(
     )
 
 
-def _aligned(factors: Factors, form: Form) -> tuple[Tensor, Tensor, float]:
-    """The factors as matrices ``[E, in, r]`` and ``[E, r, out]``, of a rank that can be multiplied."""
-    into, out = padded(factors, form.dtype, ALIGNED_BYTES // form.dtype.itemsize)
-    return into.transpose(1, 2), out.transpose(1, 2), factors.scale
-
-
-def _turned(into: Tensor, out: Tensor, scale: float) -> tuple[Tensor, Tensor, float]:
-    """The adapter from outputs to inputs."""
-    return out.transpose(1, 2), into.transpose(1, 2), scale
+def _aligned(factors: Factors, form: Form) -> tuple[Tensor, Tensor]:
+    """The factors ``into`` and ``out``, of a rank that can be multiplied."""
+    return padded(factors, form.dtype, ALIGNED_BYTES // form.dtype.itemsize)
 
 
 def _matrices(weights: Tensor, form: Form) -> Tensor:
@@ -141,9 +127,15 @@ class _Rows:
         output: Tensor = torch._grouped_mm(x, matrices, offs=self._ends)
         return output
 
-    def adapted(self, x: Tensor, into: Tensor, out: Tensor, scale: float) -> Tensor:
-        """What an adapter makes of each row."""
-        return self.product((self.product(x, into) * scale).to(x.dtype), out)
+    def adapted(
+        self, y: Tensor, x: Tensor, factors: Factors | None, form: Form, *, back: bool = False
+    ) -> Tensor:
+        """Add what an adapter makes of the rows ``x`` to ``y`` (``back``: from outputs to inputs)."""
+        if factors is None:
+            return y
+        into, out = _aligned(factors, form)
+        left, right = (out, into) if back else (into.transpose(1, 2), out.transpose(1, 2))
+        return y + self.product((self.product(x, left) * factors.scale).to(x.dtype), right)
 
     def adapter_gradients(
         self, x: Tensor, dy: Tensor, factors: Factors | None, form: Form
@@ -151,10 +143,10 @@ class _Rows:
         """The gradients of an adapter, from its product's input and the gradient of its output."""
         if factors is None:
             return None, None
-        into, out, scale = _aligned(factors, form)
+        into, out = _aligned(factors, form)
         rank = factors.into.shape[1]
-        low = (self.product(x, into) * scale).to(x.dtype)
-        back = (self.product(dy, out.transpose(1, 2)) * scale).to(x.dtype)
+        low = (self.product(x, into.transpose(1, 2)) * factors.scale).to(x.dtype)
+        back = (self.product(dy, out) * factors.scale).to(x.dtype)
         return (
             self._gradient(back, x)[:, :rank].contiguous(),
             self._gradient(dy, low)[..., :rank].contiguous(),

@@ -43,11 +43,10 @@ import torch
 from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
 from veomni_hook.kernels.moe_experts import forms, triton_float8, triton_products, triton_sums
 from veomni_hook.kernels.moe_experts.autograd import kernel_of
-from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Adapters, is_adapted, without_adapters
-from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.moe_experts.operators import Gradients, Needed, define_backend
 from veomni_hook.kernels.moe_experts.provenance import chose_ours
 from veomni_hook.kernels.moe_experts.triton_adapters import (
     MOST_RANK,
@@ -63,7 +62,7 @@ from veomni_hook.kernels.moe_experts.triton_float8 import cast_rows, operands_of
 from veomni_hook.kernels.moe_experts.triton_products import Expert, Low
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
 from veomni_hook.kernels.moe_experts.triton_tiles import row_block, worth_ordering
-from veomni_hook.kernels.moe_experts.variants import LAYOUTS, Layout
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.readiness import note_ready
 
 __all__ = [
@@ -91,7 +90,8 @@ _GATES = {
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def _expert(form: Form, layout: Layout) -> Expert:
+def _expert(form: Form) -> Expert:
+    layout = LAYOUTS[form.variant]
     return Expert(
         _GATES[layout.gate],
         ACTIVATIONS[form.activation],
@@ -134,7 +134,7 @@ def _first_product(
     keep: bool,
     adapted: Adapter | None = None,
 ) -> tuple[Tensor, Tensor | None, Low | None]:
-    expert = _expert(form, LAYOUTS[form.variant])
+    expert = _expert(form)
     ordered = _ordered(operands, form)
     rows = triton_products.ordered(x, routing) if ordered else x
     low = low_of(adapted, rows, routing, ordered=ordered)
@@ -154,7 +154,9 @@ def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) 
     )
     down_low = low_of(of_down, h, routing, ordered=True)
     h, down, transposed, scales = operands_of(h, down, form, transposed=LAYOUTS[form.variant].transposed)
-    y = triton_products.down(h, down, down_bias, routing, transposed=transposed, low=down_low, scales=scales)
+    y = triton_products.rows_product(
+        h, down, routing, bias=down_bias, transposed=transposed, low=down_low, scales=scales
+    )
     del h, down, scales
     result = triton_sums.combine(y, routing, weights, dtype=x.dtype)
     if products is None:
@@ -209,7 +211,7 @@ def _backward(
     spend: bool,
 ) -> Gradients:
     x, _, weights, up, up_bias, down, down_bias = operands
-    expert = _expert(form, LAYOUTS[form.variant])
+    expert = _expert(form)
     grad, rows = _rows(grad, form.dtype), _rows(x, form.dtype)
     of_up, of_down = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
     spend = spend or kept[0] is None
@@ -284,7 +286,9 @@ def _input_gradient(
     if form.float8 and not form.mx and turned and low is None:
         return triton_float8.input_gradient(dz, up, routing, form, dtype, room)
     dz, up, turned, scales = operands_of(dz, up, form, transposed=turned)
-    rows = triton_products.input_gradient(dz, up, routing, transposed=not turned, low=low, scales=scales)
+    rows = triton_products.rows_product(
+        dz, up, routing, transposed=turned, low=low, scales=scales, to_input=True
+    )
     del dz, up, scales
     return triton_sums.combine(rows, routing, dtype=dtype)
 
@@ -339,8 +343,6 @@ refuses_or_identity = partial(identity_refuses, refuses)
 
 def loses(owner: object, hidden_states: Tensor, *_: object) -> str | None:
     """Return why upstream is as fast here, or None."""
-    if chose_ours(owner):
-        return None
     if hidden_states.dtype is torch.float32 and not torch.is_autocast_enabled(hidden_states.device.type):
         return loses_in_float32(owner)
     return None

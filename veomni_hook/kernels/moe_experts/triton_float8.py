@@ -18,12 +18,11 @@ from veomni_hook.kernels.float8.triton import in_mx, quantised, quantised_column
 from veomni_hook.kernels.moe_experts import float8_gate_device as gate_device
 from veomni_hook.kernels.moe_experts import float8_gradient_device as device
 from veomni_hook.kernels.moe_experts import triton_products, triton_sums
-from veomni_hook.kernels.moe_experts.backend import Needed
 from veomni_hook.kernels.moe_experts.forms import Form
+from veomni_hook.kernels.moe_experts.operators import Needed
 from veomni_hook.kernels.moe_experts.triton_products import Expert, Low, Scales, within
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import (
-    Tile,
     describable,
     described,
     float8_weight_tile,
@@ -125,7 +124,7 @@ def gate_gradients(
         weighted h [rows, I].
     """
     dout, matrix, _, scales = operands_of(grad, down, form, transposed=not expert.transposed)
-    dh = triton_products.h_gradient(dout, matrix, routing, low=low, scales=scales)
+    dh = triton_products.rows_product(dout, matrix, routing, low=low, scales=scales, gathered=True)
     del matrix, scales
     (rows, width), columns, experts = products.shape, dh.shape[1], routing.num_experts
     new, across = dh.new_empty, routing.max_tiles * routing.block
@@ -184,9 +183,7 @@ def input_gradient(
     for first in range(0, hidden, columns):
         part = slice(first, first + columns)
         values, turned, _, scales = operands_of(dz, up[..., part], form, transposed=True)
-        rows = triton_products.input_gradient(
-            values, turned, routing, transposed=True, scales=scales, room=room
-        )
+        rows = triton_products.rows_product(values, turned, routing, scales=scales, to_input=True, room=room)
         triton_sums.combine(rows, routing, out=out[:, part])
     return out
 
@@ -198,7 +195,6 @@ def weight_gradient(
     *,
     gathered: tuple[bool, bool],
     dtype: torch.dtype,
-    tile: Tile | None = None,
     room: Tensor | None = None,
 ) -> Tensor:
     """Return what `triton_products.weight_gradient` does, from products in float8.
@@ -212,7 +208,7 @@ def weight_gradient(
         for factor, of_tokens in factors
     )
     x = left if isinstance(left, Tensor) else left.values
-    tile = tile or float8_weight_tile(x)
+    tile = float8_weight_tile(x)
     out = torch.empty(routing.num_experts, p, q, dtype=dtype, device=x.device)
     if out.numel() == 0:
         return out

@@ -31,12 +31,10 @@ from veomni_hook.kernels.shared.launch import cdiv
 __all__ = [
     "Expert",
     "Low",
-    "down",
     "gate_up",
     "gate_up_backward",
-    "h_gradient",
-    "input_gradient",
     "ordered",
+    "rows_product",
     "weight_gradient",
     "within",
 ]
@@ -209,58 +207,7 @@ def gate_up(
     return h, products
 
 
-def down(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    routing: Routing,
-    weights: Tensor | None = None,
-    *,
-    transposed: bool = False,
-    low: Low | None = None,
-    scales: Scales | None = None,
-) -> Tensor:
-    """Return ``y`` [rows, H]: each row of ``h`` [rows, I], contiguous, times its expert's matrix.
-
-    ``weights`` [tokens, top_k], of any float dtype, are applied before the only rounding.
-    """
-    return _rows_product(
-        "down", h, weight, routing, bias=bias, weights=weights, transposed=transposed, low=low, scales=scales
-    )
-
-
-def input_gradient(
-    gradients: Tensor,
-    weight: Tensor,
-    routing: Routing,
-    *,
-    transposed: bool = False,
-    low: Low | None = None,
-    scales: Scales | None = None,
-    room: Tensor | None = None,
-) -> Tensor:
-    """Return rows [rows, H], whose sums over places are the gradient of x, from those of gate and up.
-
-    ``room``: see `within`.
-    """
-    transposed = not transposed
-    return _rows_product(
-        "input_gradient", gradients, weight, routing, transposed=transposed, low=low, scales=scales, room=room
-    )
-
-
-def h_gradient(
-    dout: Tensor, weight: Tensor, routing: Routing, *, low: Low | None = None, scales: Scales | None = None
-) -> Tensor:
-    """Return the gradient of ``h`` [rows, I], without routing weights, for `triton_float8.gate_gradients`.
-
-    ``dout`` is [tokens, H], contiguous, and ``weight`` [E, I, H].
-    """
-    return _rows_product("down", dout, weight, routing, low=low, scales=scales, gathered=True)
-
-
-def _rows_product(
-    piece: str,
+def rows_product(
     x: Tensor,
     weight: Tensor,
     routing: Routing,
@@ -271,11 +218,31 @@ def _rows_product(
     low: Low | None = None,
     scales: Scales | None = None,
     gathered: bool = False,
+    to_input: bool = False,
     room: Tensor | None = None,
 ) -> Tensor:
+    """Return [rows, columns]: each row of ``x`` times its expert's matrix.
+
+    Of ``h`` and the second weight these are the rows y; of the gradients of gate and up and the first weight
+    the rows whose sums over places are the gradient of x; of dout and the second weight the gradient of h
+    without routing weights.
+
+    Args:
+        x: [rows, inner], contiguous; if ``gathered`` [tokens, inner].
+        weight: [E, columns, inner], or [E, inner, columns] if ``transposed``.
+        routing: the call's routing.
+        bias: [E, columns].
+        weights: [tokens, top_k], of any float dtype; applied before the only rounding.
+        transposed: see ``weight``.
+        low: added to the result.
+        scales: of ``x`` and ``weight``, if they are cast.
+        gathered: see ``x``.
+        to_input: the result is for the gradient of x, which has another configuration in float8.
+        room: see `within`.
+    """
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
-    tile = triton_tiles.product_tile(piece, routing.block, x)
+    tile = triton_tiles.product_tile("input_gradient" if to_input else "down", routing.block, x)
     dtype = x.dtype if scales is None else scales.dtype
     y = within(room, x, (routing.num_rows, columns), dtype)
     if y.numel() == 0 or routing.num_experts == 0:

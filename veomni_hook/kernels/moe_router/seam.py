@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.moe_router import given
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.moe_router import given, reference
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     #: ``(slot, owner, kernel or None, operands asked with) -> kernel or None``
     Around = Callable[[Slot, torch.nn.Module, Callable[..., Any] | None, tuple[Any, ...]], Any]
 
-__all__ = ["at_given", "formula", "install", "watch"]
+__all__ = ["at_given", "install", "watch"]
 
 _SLOTS: WeakSet[Slot] = WeakSet()
 _installed: list[Around] = []
@@ -44,11 +43,6 @@ def install(around: Around | None) -> None:
         slot.around = around
 
 
-def formula(variant: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Return the formula of ``variant`` in plain torch, which is upstream's, bitwise."""
-    return load_attribute(registry.op("moe_router").variants[variant].reference)
-
-
 def at_given(
     variant: str, run: Callable[..., Any] | None
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -59,7 +53,7 @@ def at_given(
     Raises:
         KernelError: ``run`` does not take ``indices``, as kernels of other packages may not.
     """
-    if run is None or run is formula(variant):
+    if run is None or run is reference.of(variant):
         return given.of(variant)
     if not _takes_indices(run):
         raise KernelError(

@@ -63,17 +63,14 @@ def kernel(variant: str) -> Callable[..., Routing]:
 
 def _scored(variant: str, *operands: object, indices: torch.Tensor | None = None) -> Routing:
     call, layout = reference.read(variant, operands), LAYOUTS[variant]
-    # Such as a softmax: part of it is not the softmax of the part.
-    apart = score_of(call.score) is not None
+    if score_of(call.score) is None:
+        # Such as a softmax: part of it is not the softmax of the part.
+        return given.formula(variant, indices, *operands)
     if indices is None:
-        if not apart:
-            return reference.of(variant)(*operands)
         chosen_by = call._replace(
             router_logits=call.router_logits.detach(), bias=_apart(call.bias), normalise=False
         )
         indices = reference.scored(*chosen_by, layout._replace(always=False))[1]
-    if not apart:
-        return given.scored(variant, *operands, indices=indices)
     weights = call.score(call.router_logits.gather(-1, indices))
     if not call.normalise:
         return weights.clone(), indices
