@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from veomni_hook.finders.targets import is_target
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.sources import SourceTree, source_tree
 from veomni_hook.tools.cli.usage import UsageError
@@ -21,10 +22,7 @@ from veomni_hook.tools.cli.usage import UsageError
 __all__ = ["Releases", "release"]
 
 _VERSION = re.compile(r"v?(\d+(?:\.\w+)+)")
-_WANTED = re.compile(
-    r"transformers/(?:__init__|modeling_layers|modeling_utils|configuration_utils|masking_utils|dynamic_module_utils"
-    r"|integrations/sdpa_attention|models/\w+/\w+)\.py"
-)
+_WANTED = re.compile(r"transformers/(?:__init__|models/\w+/\w+)\.py")
 _SECONDS = 600
 
 
@@ -82,13 +80,17 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
 def _unpack(path: str, folder: str, option: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if _WANTED.fullmatch(name)])
+            archive.extractall(folder, filter(_is_wanted, archive.namelist()))
     except FileNotFoundError:
         fix = "correct the path, or name a version (5.23.0) and let pip download its wheel"
         raise UsageError("there is no such wheel", where=f"{option} {path}", fix=fix) from None
     except (OSError, zipfile.BadZipFile) as error:
         fix = "name another wheel: pip download --no-deps transformers==VERSION fetches one"
         raise UsageError(f"the wheel cannot be read: {error}", where=f"{option} {path}", fix=fix) from error
+
+
+def _is_wanted(file: str) -> bool:
+    return bool(_WANTED.fullmatch(file)) or is_target(file.removesuffix(".py").replace("/", "."))
 
 
 def _downloaded(version: str, folder: str, option: str) -> str:
