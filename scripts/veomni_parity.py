@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import tables
+from scripts.veomni_surroundings import Surrounding, surroundings
 from veomni_hook.finders import configs
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import recognise
@@ -39,7 +40,6 @@ from veomni_hook.tools.migration.answers import (
 )
 from veomni_hook.tools.migration.concerns import Concern, concerns
 from veomni_hook.tools.migration.served import Served, served
-from veomni_hook.tools.migration.surroundings import Surrounding, surroundings
 from veomni_hook.tools.migration.usage import definition, identifiers
 from veomni_hook.tools.migration.vocabulary import MEANINGS, OP_SLOT
 
