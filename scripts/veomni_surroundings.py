@@ -1,4 +1,4 @@
-"""What a config changes beside its patches: definitions left out, imports dropped, helpers added; for `veomni_parity`.
+"""What a config changes beside its patches: definitions left out, imports dropped, helpers added.
 
 Imports and slots that a config adds are not listed: patches use them, and change nothing without them.
 """

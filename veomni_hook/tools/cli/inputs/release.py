@@ -80,7 +80,7 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
 def _unpack(path: str, folder: str, option: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder, filter(_is_wanted, archive.namelist()))
+            archive.extractall(folder, [name for name in archive.namelist() if _is_wanted(name)])
     except FileNotFoundError:
         fix = "correct the path, or name a version (5.23.0) and let pip download its wheel"
         raise UsageError("there is no such wheel", where=f"{option} {path}", fix=fix) from None
