@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from veomni_hook.errors import KernelError
 from veomni_hook.integrations.veomni import adapters, losses
+from veomni_hook.integrations.veomni.adapters import LEGACY, entry
 from veomni_hook.integrations.veomni.backend import BACKENDS, Backend, kernel_of, name_of
-from veomni_hook.integrations.veomni.entries import LEGACY, entry
 from veomni_hook.integrations.veomni.upstream import Veomni, attribute, gather
 from veomni_hook.layout import table
 
