@@ -14,8 +14,8 @@ from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.layout import counted
 from veomni_hook.patches.reasons import remedies
 from veomni_hook.tools.report.benchmarks import Chart, by_place, step_of
-from veomni_hook.tools.report.diff import side_by_side, tally
-from veomni_hook.tools.report.lines import Kind
+from veomni_hook.tools.report.diff import side_by_side
+from veomni_hook.tools.report.lines import Kind, pairs, split
 from veomni_hook.tools.report.model import Module
 from veomni_hook.tools.report.page import Entry, page
 
@@ -128,7 +128,7 @@ def _figures(
     kinds = Counter[Kind]()
     for module in modules:
         if module.patched is not None and module.original is not None:
-            kinds.update(tally(module.original, module.patched))
+            kinds.update(pair.kind for pair in pairs(split(module.original), split(module.patched)))
     added, removed = kinds[Kind.ADDED] + kinds[Kind.CHANGED], kinds[Kind.REMOVED] + kinds[Kind.CHANGED]
     patches = sum(len(module.changes) for module in modules)
     yield "Patches", f"{patches}", f"+{added:,} −{removed:,} lines"  # noqa: RUF001 - the minus sign
