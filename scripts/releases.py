@@ -10,7 +10,6 @@ first day.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from packaging.version import Version
 from scripts import tables
 from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
+from veomni_hook.tools.cli.inputs.release import downloaded
 from veomni_hook.tools.cli.inputs.release import release as unpacked
 from veomni_hook.tools.cli.sites.table import examined, rows_of
 from veomni_hook.tools.coverage import ERROR, ROUTED, Row, Total, totals
@@ -89,8 +89,7 @@ def wheel(release: str, folder: Path) -> Path:
     """Return the wheel of a release; download it if it is missing."""
     path = folder / f"transformers-{release}-py3-none-any.whl"
     if not path.exists():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        subprocess.run([*command, "--dest", str(folder), f"transformers=={release}"], check=True)
+        downloaded(release, str(folder), "RELEASE")
     return path
 
 

@@ -19,7 +19,7 @@ from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.sources import SourceTree, source_tree
 from veomni_hook.tools.cli.usage import UsageError
 
-__all__ = ["Releases", "release"]
+__all__ = ["Releases", "downloaded", "release"]
 
 _VERSION = re.compile(r"v?(\d+(?:\.\w+)+)")
 _WANTED = re.compile(r"transformers/(?:__init__|models/\w+/\w+)\.py")
@@ -72,7 +72,7 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
             return
         path = ""
     with tempfile.TemporaryDirectory(prefix="veomni-hook-") as folder:
-        wheel = path or _downloaded(number.group(1) if number else name, folder, option)
+        wheel = path or downloaded(number.group(1) if number else name, folder, option)
         _unpack(wheel, folder, option)
         yield source_tree(folder, where=option)
 
@@ -93,8 +93,12 @@ def _is_wanted(file: str) -> bool:
     return bool(_WANTED.fullmatch(file)) or is_target(file.removesuffix(".py").replace("/", "."))
 
 
-def _downloaded(version: str, folder: str, option: str) -> str:
-    """Let pip download the wheel of a version; it keeps a cache of its own."""
+def downloaded(version: str, folder: str, option: str) -> str:
+    """Let pip download the wheel of a version into a folder; it keeps a cache of its own.
+
+    Raises:
+        UsageError: there is no such release, or it cannot be had; ``option`` is the one that named it.
+    """
     name = f"transformers=={version}"
     fix = f"where there is a network: pip download --no-deps {name}, then {option} FILE.whl"
     output.note(f"downloading {name}, which is not installed")
