@@ -161,9 +161,8 @@ def _placed(module: Module, line_pairs: Sequence[Pair]) -> dict[Pair, list[Chang
             (at for at, pair in enumerate(line_pairs) if pair.right is not None and pair.right >= wanted),
             len(line_pairs) - 1,
         )
-        while line_pairs[at].kind is Kind.SAME and at > 0 and line_pairs[at - 1].kind is Kind.REMOVED:
-            at -= 1
-        while line_pairs[at].kind is Kind.REMOVED and at > 0 and line_pairs[at - 1].kind is Kind.REMOVED:
+        above = Kind.SAME, Kind.REMOVED
+        while at > 0 and line_pairs[at].kind in above and line_pairs[at - 1].kind is Kind.REMOVED:
             at -= 1
         placed.setdefault(line_pairs[at], []).extend(notes)
     return placed
