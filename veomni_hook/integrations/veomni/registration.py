@@ -30,10 +30,6 @@ class _Offer(NamedTuple):
         op = self.slot[0]
         return "moe_implementation" if op == "moe_experts" else f"{op}_implementation"
 
-    def made(self, backend: str) -> Any:
-        """Return the function."""
-        return Backend(*self.ours, backend) if self.adapter is None else self.adapter(backend)
-
 
 _LOSS = ("linear_cross_entropy", "next_token")
 _OFFERS = (
@@ -168,7 +164,7 @@ def _offer(veomni: Veomni, offer: _Offer, backend: str) -> OfferedKernel:
 
     # A plain function: VeOmni reads the __code__ of a factory that replaces another.
     def factory() -> Any:
-        return offer.made(backend)
+        return Backend(*offer.ours, backend) if offer.adapter is None else offer.adapter(backend)
 
     if name not in veomni.registry.list_available(op, variant):
         capability = kernel.requires.min_capability

@@ -80,17 +80,18 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
 def _unpack(path: str, folder: str, option: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if _is_wanted(name)])
+            wanted = [
+                name
+                for name in archive.namelist()
+                if _WANTED.fullmatch(name) or is_target(name.removesuffix(".py").replace("/", "."))
+            ]
+            archive.extractall(folder, wanted)
     except FileNotFoundError:
         fix = "correct the path, or name a version (5.23.0) and let pip download its wheel"
         raise UsageError("there is no such wheel", where=f"{option} {path}", fix=fix) from None
     except (OSError, zipfile.BadZipFile) as error:
         fix = "name another wheel: pip download --no-deps transformers==VERSION fetches one"
         raise UsageError(f"the wheel cannot be read: {error}", where=f"{option} {path}", fix=fix) from error
-
-
-def _is_wanted(file: str) -> bool:
-    return bool(_WANTED.fullmatch(file)) or is_target(file.removesuffix(".py").replace("/", "."))
 
 
 def downloaded(version: str, folder: str, option: str) -> str:
