@@ -37,6 +37,7 @@ class Judgement:
         patch: the patch; None for the other kinds.
         ops: what idioms route inside the target.
         coverage: what the patch is for and what serves it; None if it is gone or not a patch.
+        fits: whether the patch applies and works beside what else applies, necessary or not.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Judgement:
     patch: Patch | None = None
     ops: tuple[str, ...] = ()
     coverage: Coverage | None = None
+    fits: bool = False
 
     @property
     def is_fine(self) -> bool:
@@ -128,6 +130,7 @@ def _judged(
         return _gone(patch, one.detail)
     covers = coverage(patch, config, one.ops, base, release)
     verdict, detail = one.status, one.detail
+    fits = verdict != MOVED and error is None
     fix = "" if error is None else error.fix
     if covers.complete:
         verdict, detail, fix = UNNECESSARY, covers.by, ""
@@ -138,7 +141,7 @@ def _judged(
     else:
         verdict, detail = FAILS, _told(error)
     kind = patch.patch_type.value
-    return Judgement(kind, patch.target, verdict, detail, fix, one.diff, patch, one.ops, covers)
+    return Judgement(kind, patch.target, verdict, detail, fix, one.diff, patch, one.ops, covers, fits)
 
 
 def _told(error: PatchError) -> str:
