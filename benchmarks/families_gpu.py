@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks._families import FAMILIES, Family
-from benchmarks._record import RESULTS
+from benchmarks._record import RESULTS, record
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.settings import FORMATS
 
@@ -230,23 +230,11 @@ def main() -> None:
         kernels[name] = {side: one.pop("kernels", []) for side, one in facts.items()}
         if options.profile is not None:
             options.profile.write_text(json.dumps(kernels))
-        record(name, family, facts, options)
+        shape = f"{family.batch} x {family.length}"
+        row = {"family": name, "shape": shape, "layers": family.fields["num_hidden_layers"], "sides": facts}
+        record("families_gpu", options.device, options.out, FAMILIES, row)
     for process in processes.values():
         process.end()
-
-
-def record(name: str, family: Family, facts: Facts, options: argparse.Namespace) -> None:
-    """Write a family's results into the file, in the order of the families."""
-    from veomni_hook.tools.bench.record import circumstances, write
-
-    known = json.loads(options.out.read_text())["families"] if options.out.exists() else []
-    now = circumstances("families_gpu", options.device)
-    now["dtype"] = "bfloat16"
-    row = {"family": name, "date": now["date"], "shape": f"{family.batch} x {family.length}"}
-    row |= {"layers": family.fields["num_hidden_layers"], "sides": facts}
-    rows = {one["family"]: one for one in known} | {name: row}
-    ordered = [rows[key] for key in FAMILIES if key in rows]
-    write(now | {"families": ordered}, options.out)
 
 
 if __name__ == "__main__":

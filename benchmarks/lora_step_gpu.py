@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._lora_worker import CASES, RANK, Case
-from benchmarks._record import RESULTS
+from benchmarks._record import RESULTS, record
 from benchmarks.families_gpu import Facts, Process, summary
 
 #: The sides that a process trains, by the name of the process.
@@ -132,7 +131,9 @@ def measured(
         run.measure()
         run.end()
         if out is not None:
-            record(name, run.facts, device, out)
+            shape = f"{run.case.family.batch} x {run.case.family.length}"
+            row = {"case": name, "shape": shape, "sides": run.facts}
+            record("lora_step_gpu", device, out, CASES, row, rank=RANK)
         print(line(name, run.facts), f"    until {time.perf_counter() - began:.0f} s", sep="\n", flush=True)
     return {name: run.facts for name, run in runs.items()}
 
@@ -173,18 +174,6 @@ def chosen(names: Sequence[str]) -> dict[str, Case]:
     if not found:
         raise SystemExit(f"no case begins with {' or '.join(names)}; known: {', '.join(CASES)}")
     return found
-
-
-def record(name: str, facts: Facts, device: str, out: Path) -> None:
-    """Write a case's results into the file, in the order of the cases."""
-    from veomni_hook.tools.bench.record import circumstances, write
-
-    known = json.loads(out.read_text())["cases"] if out.exists() else []
-    now = circumstances("lora_step_gpu", device, dtype="bfloat16", rank=RANK)
-    family = CASES[name].family
-    row = {"case": name, "date": now["date"], "shape": f"{family.batch} x {family.length}", "sides": facts}
-    rows = {one["case"]: one for one in known} | {name: row}
-    write(now | {"cases": [rows[key] for key in CASES if key in rows]}, out)
 
 
 def main() -> None:

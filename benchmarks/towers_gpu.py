@@ -11,13 +11,12 @@ its "loss" is the mean of its output. Shapes are real; text models have few laye
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks._families import Family, shape
-from benchmarks._record import RESULTS
-from benchmarks.families_gpu import ROUNDS, Facts, Process, line, measured
+from benchmarks._record import RESULTS, record
+from benchmarks.families_gpu import ROUNDS, Process, line, measured
 
 PROCESSES = {
     "upstream": ("eager", "eager+metadata", "compile"),
@@ -98,26 +97,12 @@ def main() -> None:
         if any(name.startswith(one) for one in options.cases or [""]):
             facts = measured(each, processes, sides, trained=PROCESSES, rounds=options.rounds, together=False)
             print(line(name, facts), flush=True)
-            record(name, each, facts, options)
+            seen = [f"{len(each.fields[key])} {key}" for key in ("images", "sounds") if key in each.fields]
+            shape = f"{', '.join(seen)}, {each.batch} x {each.length} of text"
+            row = {"case": name, "shape": shape, "sides": facts}
+            record("towers_gpu", options.device, options.out, CASES, row)
     for process in processes.values():
         process.end()
-
-
-def record(name: str, case: Family, facts: Facts, options: argparse.Namespace) -> None:
-    """Write a case's results into the file, in the order of the cases."""
-    from veomni_hook.tools.bench.record import circumstances, write
-
-    known = json.loads(options.out.read_text())["cases"] if options.out.exists() else []
-    now = circumstances("towers_gpu", options.device)
-    now["dtype"] = "bfloat16"
-    parts = [f"{len(case.fields[name])} {name}" for name in ("images", "sounds") if name in case.fields]
-    row = {
-        "case": name,
-        "date": now["date"],
-        "shape": f"{', '.join(parts)}, {case.batch} x {case.length} of text",
-    }
-    rows = {one["case"]: one for one in known} | {name: row | {"sides": facts}}
-    write(now | {"cases": [rows[key] for key in CASES if key in rows]}, options.out)
 
 
 if __name__ == "__main__":

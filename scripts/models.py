@@ -30,7 +30,7 @@ PINNED = re.findall(r"(?m)^transformers==(.+)$", (ROOT / "constraints-dev.txt").
     0
 ]
 RELEASES = TESTED["transformers"][: TESTED["transformers"].index(PINNED) + 1]
-BEGIN, END = "<!-- written by python -m scripts.models -->\n", "<!-- end -->\n"
+BEGIN = "<!-- written by python -m scripts.models -->\n"
 NO_MODULE = "known formula, but no module there that a kernel could belong to"
 LONGEST = 110
 
@@ -115,13 +115,6 @@ def summary(found: Mapping[str, Families]) -> Iterator[str]:
         yield f"| `{op}` | {' | '.join(str(held[op]) for held in counts.values())} |"
 
 
-def written(page: str, found: Mapping[str, Families]) -> str:
-    """Return the page with the numbers of families in ``found``."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return "\n".join([head + BEGIN, *summary(found), "", END]) + tail
-
-
 def shown(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
     """Return what is routed and what is not of each family in the table, without releases."""
     return {
@@ -146,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = judged(wheel(release, chosen.wheels))
         found[release] = by_family(supplied(rows))
     tables.write("models", table(found))
-    DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), found), encoding="utf-8")
+    page = tables.placed(DOCUMENT.read_text(encoding="utf-8"), BEGIN, summary(found))
+    DOCUMENT.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ first day.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +20,8 @@ from packaging.version import Version
 from scripts import tables
 from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
-from veomni_hook.tools.cli.inputs.sources import source_tree
+from veomni_hook.tools.cli.inputs.release import downloaded
+from veomni_hook.tools.cli.inputs.release import release as unpacked
 from veomni_hook.tools.cli.sites.table import examined, rows_of
 from veomni_hook.tools.coverage import ERROR, ROUTED, Row, Total, totals
 
@@ -91,16 +89,14 @@ def wheel(release: str, folder: Path) -> Path:
     """Return the wheel of a release; download it if it is missing."""
     path = folder / f"transformers-{release}-py3-none-any.whl"
     if not path.exists():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        subprocess.run([*command, "--dest", str(folder), f"transformers=={release}"], check=True)
+        downloaded(release, str(folder), "RELEASE")
     return path
 
 
 def judged(path: Path) -> list[Row]:
     """Return the rows of all candidates in a wheel's package."""
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
-        archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
-        rows = rows_of(examined(source_tree(folder).files()))
+    with unpacked(str(path), "wheel") as tree:
+        rows = rows_of(examined(tree.files()))
     failed = [row for row in rows if row.status == ERROR]
     if failed:
         raise SystemExit(f"{path.name}: {failed[0].module}: {failed[0].reason}")

@@ -16,6 +16,8 @@ from veomni_hook.patches.reasons import Code
 from veomni_hook.tools.coverage import denominators
 
 DATA = Path(__file__).resolve().parents[1] / "docs" / "data"
+#: Where what a script has written into a page ends; it begins with a comment that names the script.
+END = "<!-- end -->\n"
 
 #: A cell is text, a number, or a list of texts with a line each.
 Row = Mapping[str, Any]
@@ -35,6 +37,19 @@ def read(name: str) -> list[dict[str, Any]]:
 def write(name: str, rows: Iterable[Row]) -> None:
     """Write a data file."""
     (DATA / f"{name}.json").write_text(text(rows), encoding="utf-8")
+
+
+def placed(page: str, begin: str, lines: Iterable[str]) -> str:
+    """Return a page with the lines between the comment ``begin`` and the next `END`.
+
+    Raises:
+        SystemExit: the page has no such comments.
+    """
+    before, there, rest = page.partition(begin)
+    _, end, after = rest.partition(END)
+    if not there or not end:
+        raise SystemExit(f"the page has no markers {begin}{END}")
+    return "\n".join([before + begin, *lines, "", end]) + after
 
 
 def kernels() -> list[Row]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from scripts import tables
+from scripts.veomni_common import ROOT, child
 from tests.veomni.configurations import CONFIGURATIONS
 from veomni_hook.tools.migration import vocabulary as words
 from veomni_hook.tools.migration.answers import NUMBERS, RAN
 
-ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "veomni_hook" / "tools" / "migration" / "measured.json"
 FIX = "veomni_hook.patches.fixes.router_in_float32"
 #: How much of an error's text is kept.
 WIDTH = 160
-_SECONDS = 3600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,18 +142,8 @@ def _seeing(folders: Sequence[str]) -> list[str]:
 
 
 def _run(module: str, *arguments: str, **settings: str) -> str:
-    """The last line that a probe prints, with settings of VEOMNI."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    environment |= {f"VEOMNI_{name}": value for name, value in settings.items()}
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", f"tests.veomni.effects.{module}", *arguments]
     print("running", module, *arguments[:1], file=sys.stderr, flush=True)
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    return done.stdout.splitlines()[-1] if done.stdout else ""
+    return child(f"tests.veomni.effects.{module}", *arguments, **settings)
 
 
 if __name__ == "__main__":

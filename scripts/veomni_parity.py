@@ -9,18 +9,17 @@ docs/maintain/veomni-parity.md. Of VeOmni it copies names only: of configs, targ
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import sys
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
 from scripts import tables
+from scripts.veomni_common import PAGE, ROOT, WRITTEN_FOR, config_names, package, short, wrapped
+from scripts.veomni_surroundings import Surrounding, surroundings
 from veomni_hook.finders import configs
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import recognise
@@ -39,19 +38,11 @@ from veomni_hook.tools.migration.answers import (
 )
 from veomni_hook.tools.migration.concerns import Concern, concerns
 from veomni_hook.tools.migration.served import Served, served
-from veomni_hook.tools.migration.surroundings import Surrounding, surroundings
 from veomni_hook.tools.migration.usage import definition, identifiers
 from veomni_hook.tools.migration.vocabulary import MEANINGS, OP_SLOT
 
-ROOT = Path(__file__).resolve().parents[1]
 TABLE = tables.DATA / "veomni-parity.json"
-SUMMARY = ROOT / "docs" / "maintain" / "veomni-parity.md"
-BEGIN, END = "<!-- written by python -m scripts.veomni_parity -->\n", "<!-- end -->\n"
-
-#: The release of transformers that VeOmni's configs are made for.
-RELEASE = "5.9.0"
-FOLDER = "models/transformers"
-ENDING = "_patch_gen_config"
+BEGIN = "<!-- written by python -m scripts.veomni_parity -->\n"
 PATCH = "patch"
 
 
@@ -91,12 +82,10 @@ def judged() -> list[Judged]:
     Raises:
         SystemExit: VeOmni or the right release of transformers is not installed.
     """
-    folder = _package("veomni")
-    found = _version("transformers")
-    if found != RELEASE:
-        raise SystemExit(f"transformers {found} is installed; VeOmni's configs are made for {RELEASE}")
-    files = sorted(folder.glob(f"{FOLDER}/*/*{ENDING}.py"), key=lambda file: file.name)
-    names = [".".join(("veomni", *file.relative_to(folder).with_suffix("").parts)) for file in files]
+    names = config_names()
+    found = version("transformers")
+    if found != WRITTEN_FOR:
+        raise SystemExit(f"transformers {found} is installed; VeOmni's configs are made for {WRITTEN_FOR}")
     # One after the other: a config module may extend the config of another, which is judged before.
     return [_judged(configs.load([name])[0].configs[0], name) for name in names]
 
@@ -121,22 +110,23 @@ def rows(configs_judged: Sequence[Judged]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def summary(configs_judged: Sequence[Judged], releases: Sequence[str]) -> str:
+def summary(configs_judged: Sequence[Judged], releases: Sequence[str]) -> list[str]:
     """Return the counts as Markdown: patches by release and status, and the same for each concern."""
     patches = [entry for config in configs_judged for entry in config.of(patches=True)]
     around = [entry for config in configs_judged for entry in config.of(patches=False)]
     head = " | ".join(f"{release} {status}" for release in releases for status in STATUSES)
-    return "\n".join([
-        *_wrapped(
-            f"VeOmni {_version('veomni')} has {len(patches)} patches in {len(configs_judged)} configs, for "
-            f"transformers {RELEASE}. A patch has the *same effect* here if everything that it is for has."
+    return [
+        *wrapped(
+            f"VeOmni {version('veomni')} has {len(patches)} patches in {len(configs_judged)} configs,",
+            f"for transformers {WRITTEN_FOR}.",
+            "A patch has the *same effect* here if everything that it is for has.",
         ),
         "",
         f"| Release | {' | '.join(STATUSES)} |",
         f"|---|{'---:|' * len(STATUSES)}",
         *(_by_status(patches, release) for release in releases),
         "",
-        *_wrapped(
+        *wrapped(
             "A patch can have several concerns, so the columns sum to more than the number of patches."
         ),
         "",
@@ -144,7 +134,7 @@ def summary(configs_judged: Sequence[Judged], releases: Sequence[str]) -> str:
         f"|---|{'---:|' * (1 + len(releases) * len(STATUSES))}---|",
         *_table(patches, releases),
         "",
-        *_wrapped(
+        *wrapped(
             "Beside their patches, the configs leave out definitions, drop imports and add helpers. Each "
             "line of the list of a config counts once:"
         ),
@@ -160,18 +150,12 @@ def summary(configs_judged: Sequence[Judged], releases: Sequence[str]) -> str:
         "What is missing, or not the same by design, on the newest of these releases:",
         "",
         *_lacking(patches, releases[-1]),
-    ]) + "\n"  # fmt: skip
+    ]  # fmt: skip
 
 
 def _by_status(patches: Sequence[Entry], release: str) -> str:
     counts = Counter(entry.status(release) for entry in patches)
     return f"| {release} | {' | '.join(str(counts[status]) for status in STATUSES)} |"
-
-
-def written(document: str, text: str) -> str:
-    """Return a document with ``text`` between the marks."""
-    head, _, rest = document.partition(BEGIN)
-    return f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
 
 
 def counted(table: Iterable[Mapping[str, Any]], release: str) -> dict[bool, Counter[tuple[str, str]]]:
@@ -184,7 +168,7 @@ def counted(table: Iterable[Mapping[str, Any]], release: str) -> dict[bool, Coun
 
 def tabled(document: str, releases: Sequence[str]) -> dict[str, dict[bool, Counter[tuple[str, str]]]]:
     """Return the same counts as `counted` for each release, from the tables of the page."""
-    block = document.partition(BEGIN)[2].partition(END)[0]
+    block = document.partition(BEGIN)[2].partition(tables.END)[0]
     texts = re.split(r"(?m)^\|---\|.*$", block)[2:]
     columns = [(release, status) for release in releases for status in STATUSES]
     result: dict[str, dict[bool, Counter[tuple[str, str]]]] = {
@@ -206,8 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     configs_judged = judged()
-    page = written(SUMMARY.read_text(encoding="utf-8"), summary(configs_judged, releases_measured()))
-    texts = {TABLE: tables.text(rows(configs_judged)), SUMMARY: page}
+    lines = summary(configs_judged, releases_measured())
+    page = tables.placed(PAGE.read_text(encoding="utf-8"), BEGIN, lines)
+    texts = {TABLE: tables.text(rows(configs_judged)), PAGE: page}
     changed = [file for file, text in texts.items() if not file.exists() or file.read_text("utf-8") != text]
     for file in changed:
         print(f"{'out of date' if chosen.check else 'written'}: {file.relative_to(ROOT)}", file=sys.stderr)
@@ -217,15 +202,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _judged(config: PatchConfig, module: str) -> Judged:
-    file = _package("transformers").joinpath(*config.source_module.split(".")[1:]).with_suffix(".py")
+    file = package("transformers").joinpath(*config.source_module.split(".")[1:]).with_suffix(".py")
     source = file.read_text(encoding="utf-8")
-    origin = Origin(config.source_module, str(file), version=RELEASE, distribution="transformers")
+    origin = Origin(config.source_module, str(file), version=WRITTEN_FOR, distribution="transformers")
     results = served(config, source, origin)
     sites = [site for site in recognise(Document(source)) if site.status is Status.ROUTED]
     routes = {one.patch.target: _reached(one, source, sites) for one in results}
     entries = [_patch(one, config, source, routes[one.patch.target]) for one in results]
     entries += [_around(one, routes, config) for one in surroundings(config, source)]
-    return Judged(module.rpartition(".")[2].removesuffix(ENDING), tuple(entries))
+    return Judged(short(module), tuple(entries))
 
 
 def _patch(one: Served, config: PatchConfig, source: str, reached: tuple[str, ...]) -> Entry:
@@ -305,24 +290,6 @@ def _lacking(patches: Sequence[Entry], release: str) -> Iterator[str]:
                 reasons[f"**{purpose.name}**, {one.status}: {one.by}"][f"`{entry.names[0]}`"] = None
     for reason, targets in reasons.items():
         yield f"- {reason} ({', '.join(targets)})"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def _package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"{name} is not installed")
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        raise SystemExit(f"{name} is not installed") from None
 
 
 if __name__ == "__main__":

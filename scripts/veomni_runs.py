@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from scripts.veomni_releases import PAGE, ROOT, WIDTH, WRITTEN_FOR, placed
+from scripts import tables
+from scripts.veomni_common import PAGE, ROOT, WRITTEN_FOR, child, wrapped
 from veomni_hook.tools.cli.inputs.release import Releases
 
 #: What the releases that are shown begin with in the page.
@@ -29,8 +27,8 @@ SETTINGS = {"alone": {"IDIOMS": "0"}, "with idioms": {"IDIOMS": "1", "KERNELS": 
 GENERATE = "generate:"
 #: The difference of numbers that are all smaller counts relative to this (`tests.veomni.sides.differences`).
 LEAST = 1e-3
-_PROGRAM = ("-W", "ignore", "-m", "tests.veomni.newer")
-_SECONDS = 1800
+
+_PROGRAM = "tests.veomni.newer"
 
 #: By setting and config: what `tests.veomni.newer.compared` returns.
 Found = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -51,9 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.show:
         print("\n".join(["", *lines]))
     else:
-        PAGE.write_text(
-            placed(PAGE.read_text(encoding="utf-8"), lines, BEGIN.format(release)), encoding="utf-8"
-        )
+        page = tables.placed(PAGE.read_text(encoding="utf-8"), BEGIN.format(release), lines)
+        PAGE.write_text(page, encoding="utf-8")
         print(f"written: {PAGE.relative_to(ROOT)}", file=sys.stderr)
     return 0
 
@@ -75,14 +72,16 @@ def run(base: str, folder: Path) -> tuple[Found, list[str]]:
 
     families = list(dict.fromkeys(family for family, _ in CONFIGS))
     file = str(folder / "plain.pt")
-    _child(folder, ["plain", file, *families], {})
+    cache = str(folder / "cache")
+    child(_PROGRAM, "plain", file, *families, CACHE_DIR=cache)
     found: dict[str, dict[str, Any]] = {}
     missing: dict[str, None] = {}
     for setting, values in SETTINGS.items():
         for device in dict.fromkeys(device for _, device in CONFIGS):
             print(f"running {device} {setting}", file=sys.stderr, flush=True)
             named = [family for family, of in CONFIGS if of == device]
-            told = json.loads(_child(folder, [base, file, device, *named], {**values, "DEVICE": device}))
+            settings = {**values, "DEVICE": device, "CACHE_DIR": cache}
+            told = json.loads(child(_PROGRAM, base, file, device, *named, **settings))
             found.setdefault(setting, {}).update(told["found"])
             missing |= dict.fromkeys(told["missing"])
     return found, list(missing)
@@ -107,19 +106,21 @@ def summed(found: Found, missing: Sequence[str], veomni: str, release: str) -> l
     calls = {setting: list(_calls(held)) for setting, held in found.items()}
     generated = sum(_is_generate(call) for held in calls.values() for call, _ in held)
     steps = sum(map(len, calls.values())) - generated
-    lines = _wrapped(
+    lines = wrapped(
         f"On {release}, {applied} of the {patches} patches of VeOmni {veomni} apply, {renamed} of them with",
         f"renamed parameters. {steps} passes and {generated} runs of `generate` of the {len(ones)} configs.",
         *(_sum(setting, [told for _, told in held]) for setting, held in calls.items()),
     )
+    lines.append("")
     idle = dict.fromkeys(target for one in ones for target in one["applied"] if target not in one["ran"])
-    lines += _wrapped(
+    lines += wrapped(
         f"{ran} of the patches ran, {added} of them methods that VeOmni adds, called here without arguments.",
         f"Nothing calls the others: {', '.join(f'`{target}`' for target in idle)}." if idle else "",
         f"Empty classes stand in for {len(missing)} names, such as `{missing[0]}`." if missing else "",
     )
+    lines.append("")
     for name, error in [*_differ(found), *_failed(found)]:
-        lines += _wrapped(f"- `{name}`: {' '.join(error.split())[:300]}.", indent="  ")[:-1]
+        lines += wrapped(f"- `{name}`: {' '.join(error.split())[:300]}.", indent="  ")
     return lines
 
 
@@ -136,28 +137,6 @@ def _sum(setting: str, told: Sequence[Mapping[str, Any]]) -> str:
     largest = max((_relative(one) for one in told if not _far(one)), default=0.0)
     parts = [f"{same} with the same bits", f"{len(told) - same - far} within {largest:.0e}", f"{far} differ"]
     return f"{setting.capitalize()}: {', '.join(part for part in parts if not part.startswith('0 '))}."
-
-
-def _wrapped(*sentences: str, indent: str = "") -> list[str]:
-    """A paragraph and the empty line after it."""
-    text = " ".join(filter(None, sentences))
-    wrapped = textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return [*wrapped, ""]
-
-
-def _child(folder: Path, arguments: Sequence[str], settings: Mapping[str, str]) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    environment |= {f"VEOMNI_{name}": value for name, value in settings.items()}
-    environment |= {"VEOMNI_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *_PROGRAM, *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    return done.stdout.splitlines()[-1] if done.stdout else ""
 
 
 def _calls(held: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:

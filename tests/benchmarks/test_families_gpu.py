@@ -1,7 +1,5 @@
 """`families_gpu`: what its processes measure, on a CPU at a small size, and what is recorded."""
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -46,20 +44,6 @@ def test_the_floor_has_the_products_and_the_attention_of_both_passes():
         y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
         (torch.nn.functional.silu(y) @ weight).sum().backward()
     assert products.calls == 2 + 3 and products.ms > 0
-
-
-def test_results_of_other_families_stay_in_the_file(tmp_path):
-    out = tmp_path / "results.json"
-    options = argparse.Namespace(out=out, device="cpu")
-    first, second = list(FAMILIES)[:2]
-    families_gpu.record(second, FAMILIES[second], {"eager": {"step_ms": 2.0}}, options)
-    families_gpu.record(first, FAMILIES[first], {"eager": {"step_ms": 1.0}}, options)
-    families_gpu.record(second, FAMILIES[second], {"eager": {"step_ms": 3.0}}, options)
-    rows = json.loads(out.read_text())["families"]
-    assert [(row["family"], row["sides"]["eager"]["step_ms"]) for row in rows] == [
-        (first, 1.0),
-        (second, 3.0),
-    ]
 
 
 def test_families_are_chosen_by_the_beginning_of_their_names():

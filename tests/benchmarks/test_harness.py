@@ -10,7 +10,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _harness, import_time  # noqa: E402
+from benchmarks._families import FAMILIES  # noqa: E402
 from benchmarks._harness import Row  # noqa: E402
+from benchmarks._lora_worker import CASES  # noqa: E402
+from benchmarks._record import record  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,24 @@ from benchmarks._harness import Row  # noqa: E402
 def test_a_row_knows_its_ratio_and_whether_its_budget_holds(row, ratio, passed):
     assert row.ratio == ratio
     assert row.passed is passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "many", "order", "more"),
+    [("family", "families", FAMILIES, {}), ("case", "cases", CASES, {"rank": 16})],
+)
+def test_results_of_other_families_and_cases_stay_in_the_file(tmp_path, kind, many, order, more):
+    out = tmp_path / "results.json"
+    first, second = list(order)[:2]
+    for name, value in ((second, 2.0), (first, 1.0), (second, 3.0)):
+        record("some_gpu", "cpu", out, order, {kind: name, "sides": {"eager": {"step_ms": value}}}, **more)
+    written = json.loads(out.read_text())
+    assert written["benchmark"] == "some_gpu" and written | more == written
+    assert [(row[kind], row["sides"]["eager"]["step_ms"]) for row in written[many]] == [
+        (first, 1.0),
+        (second, 3.0),
+    ]
+    assert all(row["date"] for row in written[many])
 
 
 @pytest.mark.parametrize(("budget", "status"), [(4.0, None), (2.0, 1)])

@@ -79,15 +79,6 @@ def test_sides_train_the_same_adapters(monkeypatch, tmp_path):
     assert any("adapter fused (down_proj, gate_up_proj)" in told for told in experts)
 
 
-def test_results_of_other_cases_stay_in_the_file(tmp_path):
-    out = tmp_path / "results.json"
-    first, second = list(CASES)[:2]
-    for name, value in ((second, 2.0), (first, 1.0), (second, 3.0)):
-        lora_step_gpu.record(name, {"eager": {"step_ms": value}}, "cpu", out)
-    rows = json.loads(out.read_text())["cases"]
-    assert [(row["case"], row["sides"]["eager"]["step_ms"]) for row in rows] == [(first, 1.0), (second, 3.0)]
-
-
 def run_with(**facts):
     run = lora_step_gpu.Run(next(iter(CASES.values())), [], "cpu")
     run.facts = facts

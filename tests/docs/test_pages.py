@@ -93,10 +93,11 @@ def test_a_table_of_two_releases() -> None:
             ]
         ),
     }
-    page = models.written(f"head\n{models.BEGIN}old\n{models.END}tail\n", found)
+    lines = [*models.summary(found)]
+    page = tables.placed(f"head\n{models.BEGIN}old\n{tables.END}tail\n", models.BEGIN, lines)
     assert page.startswith("head\n") and page.endswith("tail\n") and "old" not in page
     assert "| any candidate | 1 | 2 |\n| `norm` | 1 | 2 |\n" in page
-    assert models.written(page, found) == page
+    assert tables.placed(page, models.BEGIN, lines) == page
     late, tiny = models.table(found)
     assert late == {"family": "late", "since": "5.2.0", "routed": ["norm: a"], "not routed": []}
     assert tiny == {

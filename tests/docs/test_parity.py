@@ -12,7 +12,7 @@ from veomni_hook.tools.migration.concerns import Concern
 from veomni_hook.tools.migration.vocabulary import MEANINGS
 
 ROWS = tables.read("veomni-parity")
-SUMMARY = veomni_parity.SUMMARY.read_text(encoding="utf-8")
+SUMMARY = veomni_parity.PAGE.read_text(encoding="utf-8")
 RELEASES = releases_measured()
 NEW = "9.9.9"
 
@@ -51,15 +51,16 @@ def test_a_patch_has_the_same_effect_if_everything_that_it_is_for_has() -> None:
 
 
 def test_what_is_written_is_read_again(monkeypatch) -> None:
-    monkeypatch.setattr(veomni_parity, "_version", lambda name: "1")
+    monkeypatch.setattr(veomni_parity, "version", lambda name: "1")
     patches = (
         entry("patch", ("kernel", SAME), ("host sync", MISSING)),
         entry("patch", ("kernel", BY_DESIGN)),
     )
     judged = [veomni_parity.Judged("tiny_gpu", (*patches, entry("helper", ("kernel", MISSING))))]
-    listed, table = [*veomni_parity.rows(judged)], veomni_parity.summary(judged, [NEW])
-    assert "1 has 2 patches in 1 configs" in table and f"| {NEW} | 0 | 1 | 1 |" in table
-    document = veomni_parity.written(f"head\n{veomni_parity.BEGIN}old\n{veomni_parity.END}tail\n", table)
+    listed, lines = [*veomni_parity.rows(judged)], veomni_parity.summary(judged, [NEW])
+    assert "1 has 2 patches in 1 configs" in lines[0] and f"| {NEW} | 0 | 1 | 1 |" in lines
+    document = f"head\n{veomni_parity.BEGIN}old\n{tables.END}tail\n"
+    document = tables.placed(document, veomni_parity.BEGIN, lines)
     assert document.startswith("head\n") and document.endswith("tail\n") and "old" not in document
     expected = {
         True: Counter({("kernel", SAME): 1, ("kernel", BY_DESIGN): 1, ("host sync", MISSING): 1}),

@@ -40,7 +40,7 @@ from tests.integrations.veomni_cases import (
 )
 from veomni_hook.errors import KernelError
 from veomni_hook.finders.state import STATE
-from veomni_hook.integrations.veomni import entries, register
+from veomni_hook.integrations.veomni import adapters, register
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -163,21 +163,21 @@ def test_expert_parallelism_is_refused_when_a_slot_is_bound_and_when_it_is_calle
     case.slot.bind("eager")
 
 
-@pytest.mark.parametrize("op", entries.LEGACY)
+@pytest.mark.parametrize("op", adapters.LEGACY)
 def test_the_older_registry_has_the_names(op):
     for backend in ("torch", "triton", "npu"):
-        assert get_op(op).backends[f"veomni_hook_{backend}"].entry == entries.entry(op, backend)
+        assert get_op(op).backends[f"veomni_hook_{backend}"].entry == adapters.entry(op, backend)
     with pytest.raises(AttributeError, match="no_such"):
-        _ = entries.no_such
+        _ = adapters.no_such
 
 
 def test_a_norms_forward_reads_either_name_of_its_epsilon():
     case = rms_norm("cpu", torch.float32)
     case.slot.bind("eager")
     expected = case.module(case.inputs[0])
-    assert torch.allclose(entries.rms_norm_torch(case.module, case.inputs[0]), expected)
+    assert torch.allclose(adapters.rms_norm_torch(case.module, case.inputs[0]), expected)
     case.module.eps = vars(case.module).pop("variance_epsilon")
-    assert torch.allclose(entries.rms_norm_torch(case.module, case.inputs[0]), expected)
+    assert torch.allclose(adapters.rms_norm_torch(case.module, case.inputs[0]), expected)
 
 
 FIELDS = sorted({each.field for each in register().kernels})

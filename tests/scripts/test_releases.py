@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -69,15 +70,16 @@ def test_every_loop_over_layers_is_split_or_refused():
 def test_a_wheel_is_downloaded_once(tmp_path, monkeypatch):
     asked: list[list[str]] = []
 
-    def run(command: list[str], *, check: bool) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         asked.append(command)
         (tmp_path / "transformers-5.9.9-py3-none-any.whl").touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(releases.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     assert wheel("5.9.9", tmp_path) == wheel("5.9.9", tmp_path)
     (command,) = asked
     assert command[:4] == [sys.executable, "-m", "pip", "download"] and command[-1] == "transformers==5.9.9"
-    assert "--no-deps" in command
+    assert "--no-deps" in command and command[command.index("--dest") + 1] == str(tmp_path)
 
 
 def test_a_release_in_which_something_fails_has_no_figures(tmp_path):

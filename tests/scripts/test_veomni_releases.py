@@ -5,7 +5,8 @@ import re
 import pytest
 
 from scripts import tables
-from scripts.veomni_releases import BEGIN, END, PAGE, VERDICTS, placed, rows, sums
+from scripts.tables import END, placed
+from scripts.veomni_releases import BEGIN, PAGE, VERDICTS, rows, sums
 
 FOUND = {
     "llama_gpu": {
@@ -44,8 +45,8 @@ def test_the_sums_are_those_of_the_rows():
 
 def test_the_page_has_a_place_for_it():
     text = PAGE.read_text(encoding="utf-8")
-    once = placed(text, ["a table"])
+    once = placed(text, BEGIN, ["a table"])
     assert "a table" in once.partition(BEGIN)[2].partition(END)[0]
-    assert placed(once, ["a table"]) == once
+    assert placed(once, BEGIN, ["a table"]) == once
     with pytest.raises(SystemExit, match="no markers"):
-        placed("no page", [])
+        placed("no page", BEGIN, [])

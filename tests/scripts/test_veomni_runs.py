@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.veomni_releases import END, PAGE, placed
-from scripts.veomni_runs import BEGIN, rows, summed
+from scripts.tables import END, placed
+from scripts.veomni_runs import BEGIN, PAGE, rows, summed
 from tests.veomni.newer import forget, noted, with_missing
 from tests.veomni.sides import differences
 
@@ -67,7 +67,7 @@ def test_the_page_has_a_place_for_it():
     text = PAGE.read_text(encoding="utf-8")
     for release in SHOWN:
         begin = BEGIN.format(release)
-        once = placed(text, ["a sum"], begin)
+        once = placed(text, begin, ["a sum"])
         assert "a sum" in once.partition(begin)[2].partition(END)[0]
         assert "| Release |" in once
 

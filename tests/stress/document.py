@@ -15,14 +15,13 @@ from tests.stress.stand import ROOT
 from tests.stress.tamperings import HARMLESS, REFUSED, REPAIRED, TAMPERINGS, Tampering
 
 PAGE = ROOT / "docs" / "maintain" / "stress.md"
-BEGIN, END = "<!-- written by make stress ARGS=--document -->\n", "<!-- end -->\n"
+BEGIN = "<!-- written by make stress ARGS=--document -->\n"
 
 
 def write(parts: Sequence[Part]) -> None:
     """Write what a run of all parts found."""
     tables.write("stress", rows(parts))
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    page = f"{head}{BEGIN}\n{sums(parts)}\n{END}{rest.partition(END)[2]}"
+    page = tables.placed(PAGE.read_text(encoding="utf-8"), BEGIN, sums(parts).splitlines())
     PAGE.write_text(page, encoding="utf-8")
 
 

@@ -170,7 +170,7 @@ def test_the_table_is_that_of_the_lists():
 
 
 def test_the_table_and_the_sums_are_made_of_parts(monkeypatch, tmp_path):
-    (tmp_path / "page.md").write_text(f"head\n{document.BEGIN}old\n{document.END}tail\n", encoding="utf-8")
+    (tmp_path / "page.md").write_text(f"head\n{document.BEGIN}old\n{tables.END}tail\n", encoding="utf-8")
     monkeypatch.setattr(document, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(tables, "DATA", tmp_path)
     tampered = Part("tampering", 5, 1.0, [Line(one.name, 2) for one in TAMPERINGS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.veomni_surroundings import surroundings
 from veomni_hook import PatchConfig, create_patch_from_external
 from veomni_hook.tools.migration.answers import (
     BY_DESIGN,
@@ -17,7 +18,6 @@ from veomni_hook.tools.migration.answers import (
     releases_measured,
 )
 from veomni_hook.tools.migration.concerns import Concern, concerns
-from veomni_hook.tools.migration.surroundings import surroundings
 from veomni_hook.tools.migration.vocabulary import MEANINGS
 
 UPSTREAM = '''

@@ -9,6 +9,7 @@ What a slot calls with, and what it expects, is what VeOmni's generated files do
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from veomni_hook.errors import KernelError
-from veomni_hook.integrations.veomni.backend import Backend, name_of
+from veomni_hook.integrations.veomni.backend import BACKENDS, Backend, name_of
 from veomni_hook.integrations.veomni.upstream import attribute
 
 __all__ = [
+    "LEGACY",
     "biased_experts",
+    "entry",
     "experts",
     "fused_experts",
     "gated_rms_norm",
@@ -252,3 +255,26 @@ def _check_for_expert_parallelism() -> Callable[[], None]:
 
 def _wrong(what: str, fix: str) -> KernelError:
     return KernelError(what, where="a kernel of veomni_hook in VeOmni", fix=fix)
+
+
+#: The ops of VeOmni's older registry (``OpSpec.backends``) that are offered: what makes the function, and
+#: whether it is a ``forward``.
+LEGACY: dict[str, tuple[Callable[[str], Any], bool]] = {
+    "load_balancing_loss": (load_balancing_loss, False),
+    "rms_norm": (norm_forward, True),
+}
+
+
+def entry(op: str, backend: str) -> str:
+    """Return the reference ``module:attribute`` by which the older registry loads a function."""
+    return f"{__name__}:{op}_{backend}"
+
+
+@cache
+def __getattr__(name: str) -> object:
+    # On request: VeOmni reads these names when it applies a configuration, and a kernel that cannot run on
+    # the machine must be an error then, and not when this module is imported.
+    op, _, backend = name.rpartition("_")
+    if op in LEGACY and backend in BACKENDS:
+        return LEGACY[op][0](backend)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

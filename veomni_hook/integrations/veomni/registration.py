@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from veomni_hook.errors import KernelError
 from veomni_hook.integrations.veomni import adapters, losses
+from veomni_hook.integrations.veomni.adapters import LEGACY, entry
 from veomni_hook.integrations.veomni.backend import BACKENDS, Backend, kernel_of, name_of
-from veomni_hook.integrations.veomni.entries import LEGACY, entry
 from veomni_hook.integrations.veomni.upstream import Veomni, attribute, gather
 from veomni_hook.layout import table
 
@@ -18,85 +18,46 @@ __all__ = ["OfferedKernel", "Registration", "register"]
 
 
 class _Offer(NamedTuple):
-    """A slot of VeOmni, the field that chooses its kernel, our op and variant, what makes the function."""
+    """A slot of VeOmni, our op and variant, and what makes the function of a backend; None: a `Backend`."""
 
     slot: tuple[str, str]
-    field: str
     ours: tuple[str, str]
-    make: Callable[[str], Any]
+    adapter: Callable[[str], Any] | None = None
+
+    @property
+    def field(self) -> str:
+        """The field of ``OpsImplementationConfig`` that chooses the kernel."""
+        op = self.slot[0]
+        return "moe_implementation" if op == "moe_experts" else f"{op}_implementation"
 
 
+_LOSS = ("linear_cross_entropy", "next_token")
 _OFFERS = (
+    _Offer(("rms_norm", "standard"), ("rms_norm", "cast_before_weight")),
+    _Offer(("rms_norm", "qwen3_5"), ("rms_norm", "one_plus_weight")),
     _Offer(
-        ("rms_norm", "standard"),
-        "rms_norm_implementation",
-        ("rms_norm", "cast_before_weight"),
-        partial(Backend, "rms_norm", "cast_before_weight"),
+        ("rms_norm", "unweighted"), ("rms_norm", "unweighted_rounded_scale"), adapters.unweighted_rms_norm
     ),
-    _Offer(
-        ("rms_norm", "qwen3_5"),
-        "rms_norm_implementation",
-        ("rms_norm", "one_plus_weight"),
-        partial(Backend, "rms_norm", "one_plus_weight"),
-    ),
-    _Offer(
-        ("rms_norm", "unweighted"),
-        "rms_norm_implementation",
-        ("rms_norm", "unweighted_rounded_scale"),
-        adapters.unweighted_rms_norm,
-    ),
-    _Offer(
-        ("rms_norm_gated", "standard"),
-        "rms_norm_gated_implementation",
-        ("rms_norm", "cast_before_weight_gated"),
-        adapters.gated_rms_norm,
-    ),
-    _Offer(
-        ("rotary_pos_emb", "full"),
-        "rotary_pos_emb_implementation",
-        ("rotary", "half_split"),
-        partial(adapters.rotary, "half_split"),
-    ),
+    _Offer(("rms_norm_gated", "standard"), ("rms_norm", "cast_before_weight_gated"), adapters.gated_rms_norm),
+    _Offer(("rotary_pos_emb", "full"), ("rotary", "half_split"), partial(adapters.rotary, "half_split")),
     _Offer(
         ("rotary_pos_emb", "partial"),
-        "rotary_pos_emb_implementation",
         ("rotary", "half_split_partial"),
         partial(adapters.rotary, "half_split_partial"),
     ),
+    _Offer(("rotary_pos_emb_vision", "full"), ("rotary", "half_split_fp32"), adapters.vision_rotary),
+    _Offer(("swiglu_mlp", "standard"), ("gated_mlp", "product"), adapters.swiglu_mlp),
+    _Offer(("moe_experts", "standard"), ("moe_experts", "gated"), adapters.experts),
     _Offer(
-        ("rotary_pos_emb_vision", "full"),
-        "rotary_pos_emb_vision_implementation",
-        ("rotary", "half_split_fp32"),
-        adapters.vision_rotary,
-    ),
-    _Offer(
-        ("swiglu_mlp", "standard"), "swiglu_mlp_implementation", ("gated_mlp", "product"), adapters.swiglu_mlp
-    ),
-    _Offer(("moe_experts", "standard"), "moe_implementation", ("moe_experts", "gated"), adapters.experts),
-    _Offer(
-        ("moe_experts", "gpt_oss"),
-        "moe_implementation",
-        ("moe_experts", "biased_interleaved_alpha_gated"),
-        adapters.biased_experts,
+        ("moe_experts", "gpt_oss"), ("moe_experts", "biased_interleaved_alpha_gated"), adapters.biased_experts
     ),
     _Offer(
         ("load_balancing_loss", "standard"),
-        "load_balancing_loss_implementation",
         ("load_balancing_loss", "softmax_topk"),
         adapters.load_balancing_loss,
     ),
-    _Offer(
-        ("cross_entropy_loss", "causal"),
-        "cross_entropy_loss_implementation",
-        ("linear_cross_entropy", "next_token"),
-        losses.causal_lm_loss,
-    ),
-    _Offer(
-        ("cross_entropy_loss", "seq_cls"),
-        "cross_entropy_loss_implementation",
-        ("linear_cross_entropy", "next_token"),
-        losses.sequence_classification_loss,
-    ),
+    _Offer(("cross_entropy_loss", "causal"), _LOSS, losses.causal_lm_loss),
+    _Offer(("cross_entropy_loss", "seq_cls"), _LOSS, losses.sequence_classification_loss),
 )
 
 #: VeOmni's words for torch's device types.
@@ -203,7 +164,7 @@ def _offer(veomni: Veomni, offer: _Offer, backend: str) -> OfferedKernel:
 
     # A plain function: VeOmni reads the __code__ of a factory that replaces another.
     def factory() -> Any:
-        return offer.make(backend)
+        return Backend(*offer.ours, backend) if offer.adapter is None else offer.adapter(backend)
 
     if name not in veomni.registry.list_available(op, variant):
         capability = kernel.requires.min_capability

@@ -80,16 +80,16 @@ def _facts(command: list[str], memory: int | None, reach: int | None, *, verbose
     """Return what the script's first process wrote. Raises UsageError if it wrote nothing."""
     from veomni_hook.settings import resolve
     from veomni_hook.tools.compare import process
-    from veomni_hook.tools.compare.plan import PLANNED, Plan, order
+    from veomni_hook.tools.compare.plan import PLANNED, Plan
     from veomni_hook.tools.compare.turns import environ_of
 
     with TemporaryDirectory(prefix="veomni-plan-") as name:
         folder = Path(name)
         settings = resolve().settings
-        order(name, memory=memory, reach=reach, setting=settings.memory)
+        order = {"memory": memory, "reach": reach, "setting": settings.memory}
         # With any value, the patched text has the places of all; the planner sets the user's own.
         settings = replace(settings, memory=settings.memory or "tiles")
-        environ = environ_of(Plan(name, 1, time.time()), settings, hooked=True, environ=os.environ)
+        environ = environ_of(Plan(name, 1, time.time(), order), settings, hooked=True, environ=os.environ)
         written, log = folder / PLANNED, folder / "log"
         with open(log, "wb") as file:
             ended = process.run(

@@ -58,7 +58,7 @@ def report(
     """
     from veomni_hook.settings import resolve
     from veomni_hook.tools.cli.sites.kernel import chosen, machine
-    from veomni_hook.tools.report.whole import Report, whole
+    from veomni_hook.tools.report.whole import whole
 
     if open_ and file == STDOUT:
         raise UsageError(
@@ -73,8 +73,7 @@ def report(
     modules = [_module(one, answers, idioms=idioms) for one in patched]
     labels = ", ".join(module.label for module in modules)
     lead = f"Kernels are chosen for: {place}; kernels = {choice}."
-    charts = _charts(modules, place)
-    page = whole(Report(f"{labels}: patches and kernels", lead, modules, charts=charts))
+    page = whole(f"{labels}: patches and kernels", lead, modules, charts=_charts(modules, place))
     if file == STDOUT:
         output.emit(page)
         return
@@ -104,12 +103,12 @@ def _module(patched: Prepared, answers: Callable[[Place], Sequence[Answer]], *, 
     """The page's content for a module; ``idioms``: whether idioms ran on it."""
     from veomni_hook.patches.report import MissedSite
     from veomni_hook.tools.cli.explain import explained
-    from veomni_hook.tools.report.gather import Texts, gathered, unpatched
+    from veomni_hook.tools.report.gather import gathered, unpatched
 
     label = family_of(patched.module)
     if patched.report is not None:
-        texts = Texts(patched.original, patched.stored_text)
-        return gathered(label, texts, patched.report, patched.patch_hash, answers, examined=idioms)
+        texts = patched.original, patched.stored_text
+        return gathered(label, *texts, patched.report, patched.patch_hash, answers, examined=idioms)
     facts = explained(patched)
     unrouted = [MissedSite(**site) for site in facts["missed"]]
     version = f"{facts['distribution']} {facts['version']}"

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.tools.compare.observer import Observation, Stopped
-from veomni_hook.tools.compare.plan import PLANNED, Plan, ordered, write_whole
+from veomni_hook.tools.compare.plan import PLANNED, Plan, write_whole
 from veomni_hook.tools.compare.recorder import Recorder, rank_and_world
 from veomni_hook.tools.facts import Facts
 
@@ -52,7 +52,7 @@ class Planner(Recorder):
         from veomni_hook.memory.prediction import arguments_of, optimizer_of
         from veomni_hook.tools.report.memory_plan import planned
 
-        wanted = ordered(self.plan.folder)
+        wanted = dict(self.plan.order or {})
         parts.tell(wanted.pop("setting"))
         batch = arguments_of(model, args, kwargs)
         try:

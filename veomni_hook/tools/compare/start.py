@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from veomni_hook.tools.compare.plan import Plan, ordered
+from veomni_hook.tools.compare.plan import Plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def install(attach: Callable[[Plan], None] | None = None) -> None:
 
 
 def _attach(plan: Plan) -> None:
-    if ordered(plan.folder) is not None:
+    if plan.order is not None:
         from veomni_hook.tools.compare.planner import Planner
 
         Planner(plan).observation.begin()

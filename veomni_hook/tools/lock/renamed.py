@@ -17,7 +17,7 @@ from veomni_hook.patches.code.renames import Rename
 from veomni_hook.patches.code.scope import local_names, parameter_names
 from veomni_hook.patches.code.tree import FUNCTIONS, walk_ast
 from veomni_hook.tools.lock.records import Body
-from veomni_hook.tools.lock.signatures import own_functions
+from veomni_hook.tools.lock.signatures import own_functions, parameters_of
 
 __all__ = ["Pair", "Renamed", "Renames"]
 
@@ -181,16 +181,10 @@ def _parsed(text: tuple[str, ...]) -> ast.stmt | None:
 
 
 def _parameters(function: FunctionNode) -> Iterator[tuple[str, str, str, str]]:
-    """The name of each parameter, and then its kind, annotation and default."""
-    spec = function.args
-    positional = [*spec.posonlyargs, *spec.args]
-    defaults = [*[None] * (len(positional) - len(spec.defaults)), *spec.defaults]
-    for kind, every, values in (
-        ("positional", positional, defaults),
-        ("keyword", spec.kwonlyargs, spec.kw_defaults),
-    ):
-        for parameter, value in zip(every, values, strict=True):
-            yield parameter.arg, kind, serialise(parameter.annotation), serialise(value)
+    """The name of each parameter but `*` and `**`, and then its kind, annotation and default."""
+    for one in parameters_of(function.args):
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            yield one.name, one.kind.name, serialise(one.annotation), serialise(one.default)
 
 
 def _differing(

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import FUNCTIONS, without_annotations
 
-__all__ = ["difference", "own_functions", "signature"]
+__all__ = ["difference", "own_functions", "parameters_of", "signature"]
+
+_STARS: Mapping[inspect._ParameterKind, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+_ONLY = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
 
 
 def signature(node: ast.AST) -> str:
@@ -25,6 +33,25 @@ def own_functions(node: ast.AST | None) -> Iterator[tuple[str, FunctionNode]]:
     for item in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(item, FUNCTIONS):
             yield item.name, item
+
+
+def parameters_of(arguments: ast.arguments) -> list[inspect.Parameter]:
+    """Return parameters as `inspect` has them, with expressions as defaults and annotations."""
+    kinds, first = inspect.Parameter, len(arguments.posonlyargs)
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    every = [
+        *zip(repeat(kinds.POSITIONAL_ONLY), positional[:first], defaults[:first], strict=False),
+        *zip(repeat(kinds.POSITIONAL_OR_KEYWORD), positional[first:], defaults[first:], strict=False),
+        (kinds.VAR_POSITIONAL, arguments.vararg, None),
+        *zip(repeat(kinds.KEYWORD_ONLY), arguments.kwonlyargs, arguments.kw_defaults, strict=False),
+        (kinds.VAR_KEYWORD, arguments.kwarg, None),
+    ]
+    return [
+        kinds(one.arg, kind, default=default or kinds.empty, annotation=one.annotation)
+        for kind, one, default in every
+        if one is not None
+    ]
 
 
 def difference(old: str, new: str, renamed: Mapping[str, Mapping[str, str]] | None = None) -> str:
@@ -44,47 +71,34 @@ def difference(old: str, new: str, renamed: Mapping[str, Mapping[str, str]] | No
         names = (renamed or {}).get(name, {})
         if name in after and (
             change := _changed(
-                {names.get(parameter, parameter): value for parameter, value in _parameters(arguments)},
-                dict(_parameters(after[name])),
+                {names.get(parameter, parameter): value for parameter, value in arguments.items()},
+                after[name],
             )
         ):
             said.append(f"{name}: {change}" if name else change)
     return "; ".join(said)
 
 
-def _functions(text: str) -> Iterator[tuple[str, ast.arguments]]:
+_Parameters = dict[str, tuple[inspect._ParameterKind, str]]
+
+
+def _functions(text: str) -> Iterator[tuple[str, _Parameters]]:
+    """The functions of a signature, with the kind and the default of each parameter."""
     for line in text.splitlines():
         name = line.partition("(")[0]
         function = ast.parse(f"def f{line.removeprefix(name)}: ...").body[0]
-        if isinstance(function, FUNCTIONS):
-            yield name, function.args
+        parameters: _Parameters = {}
+        for one in parameters_of(function.args) if isinstance(function, FUNCTIONS) else ():
+            default = "" if one.default is one.empty else ast.unparse(one.default)
+            parameters[f"{_STARS.get(one.kind, '')}{one.name}"] = one.kind, default
+        yield name, parameters
 
 
-def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, tuple[str, str | None]]]:
-    """Yield each parameter's name with its kind and default, in their order."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + [
-        ast.unparse(d) for d in arguments.defaults
-    ]
-    for index, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
-        kind = "positional only" if index < len(arguments.posonlyargs) else "positional"
-        yield argument.arg, (kind, default)
-    if arguments.vararg is not None:
-        yield f"*{arguments.vararg.arg}", ("rest", None)
-    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        yield argument.arg, ("keyword only", ast.unparse(value) if value is not None else None)
-    if arguments.kwarg is not None:
-        yield f"**{arguments.kwarg.arg}", ("keywords", None)
-
-
-_Parameter = tuple[str, str | None]
-
-
-def _changed(before: dict[str, _Parameter], after: dict[str, _Parameter]) -> str:
+def _changed(before: _Parameters, after: _Parameters) -> str:
     dropped = [name for name in before if name not in after]
-    added = [_shown(name, after[name]) for name in after if name not in before]
+    added = [_shown(name, after) for name in after if name not in before]
     other = [
-        f"{_shown(name, before[name])} is now {_shown(name, after[name])}"
+        f"{_shown(name, before)} is now {_shown(name, after)}"
         for name in before
         if name in after and before[name] != after[name]
     ]
@@ -96,7 +110,7 @@ def _changed(before: dict[str, _Parameter], after: dict[str, _Parameter]) -> str
     return "; ".join(said)
 
 
-def _shown(name: str, parameter: _Parameter) -> str:
-    kind, default = parameter
-    remark = f" ({kind})" if kind in ("positional only", "keyword only") else ""
-    return (name if default is None else f"{name}={default}") + remark
+def _shown(name: str, parameters: _Parameters) -> str:
+    kind, default = parameters[name]
+    remark = f" ({kind.description.replace('-', ' ')})" if kind in _ONLY else ""
+    return (f"{name}={default}" if default else name) + remark

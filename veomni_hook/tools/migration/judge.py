@@ -11,12 +11,11 @@ from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.tools.migration.alone import lost_names, refused
 from veomni_hook.tools.migration.answers import Coverage, coverage
-from veomni_hook.tools.migration.served import GONE, MOVED, RENAMED, Served, served
+from veomni_hook.tools.migration.served import APPLIES, GONE, MOVED, RENAMED, Served, served
 from veomni_hook.tools.migration.together import needing
 
 __all__ = ["APPLIES", "FAILS", "GONE", "MOVED", "RENAMED", "UNNECESSARY", "Judgement", "absent", "judge"]
 
-APPLIES = "applies"
 UNNECESSARY = "unnecessary"
 FAILS = "FAILS"
 
@@ -127,23 +126,22 @@ def _judged(
     release: str,
 ) -> Judgement:
     patch = one.patch
-    kind, target = patch.patch_type.value, patch.target
     if one.status == GONE:
         return _gone(patch, one.detail)
     covers = coverage(patch, config, one.ops, base, release)
-    fits = one.status != MOVED and error is None
+    verdict, detail = one.status, one.detail
+    fits = verdict != MOVED and error is None
+    fix = "" if error is None else error.fix
     if covers.complete:
-        return Judgement(kind, target, UNNECESSARY, covers.by, "", one.diff, patch, one.ops, covers, fits)
-    if one.status == MOVED:
-        detail, fix = one.detail, ""
-        if error is not None:
-            detail, fix = f"{detail}; does not apply: {error.what}", error.fix
-        return Judgement(kind, target, MOVED, detail, fix, one.diff, patch, one.ops, covers)
-    if error is not None:
-        return Judgement(kind, target, FAILS, _told(error), error.fix, one.diff, patch, one.ops, covers)
-    remark = remarks.get(target, "")
-    verdict = RENAMED if one.status == RENAMED else APPLIES
-    return Judgement(kind, target, verdict, one.detail or remark, "", one.diff, patch, one.ops, covers, fits)
+        verdict, detail, fix = UNNECESSARY, covers.by, ""
+    elif error is None:
+        detail = detail or remarks.get(patch.target, "")
+    elif verdict == MOVED:
+        detail += f"; does not apply: {error.what}"
+    else:
+        verdict, detail = FAILS, _told(error)
+    kind = patch.patch_type.value
+    return Judgement(kind, patch.target, verdict, detail, fix, one.diff, patch, one.ops, covers, fits)
 
 
 def _told(error: PatchError) -> str:

@@ -20,6 +20,7 @@ from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute, walk_ast
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.verbs.targets import top_level
+from veomni_hook.tools.lock.signatures import parameters_of
 
 __all__ = ["needing", "unfit"]
 
@@ -108,23 +109,11 @@ class _Function:
     @cached_property
     def signature(self) -> inspect.Signature:
         """Its parameters, without the instance of a method."""
-        arguments, kinds = self.node.args, inspect.Parameter
-        positional = [*arguments.posonlyargs, *arguments.args]
-        defaults = [kinds.empty] * (len(positional) - len(arguments.defaults)) + [None] * len(
-            arguments.defaults
-        )
-        parameters = [
-            kinds(one.arg, kinds.POSITIONAL_OR_KEYWORD, default=value)
-            for one, value in zip(positional, defaults, strict=True)
-        ]
+        arguments = self.node.args
+        parameters = parameters_of(arguments)
         static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in self.node.decorator_list)
-        parameters = parameters[1:] if "." in self.name and not static else parameters
-        parameters += [kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL)] if arguments.vararg else []
-        for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            parameters.append(
-                kinds(one.arg, kinds.KEYWORD_ONLY, default=kinds.empty if value is None else None)
-            )
-        parameters += [kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD)] if arguments.kwarg else []
+        if "." in self.name and not static and (arguments.posonlyargs or arguments.args):
+            del parameters[0]
         return inspect.Signature(parameters)
 
     @cached_property

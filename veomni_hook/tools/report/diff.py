@@ -16,7 +16,7 @@ from veomni_hook.tools.report.lines import Kind, Pair, pairs, runs, split
 from veomni_hook.tools.report.model import Change, Module
 from veomni_hook.tools.report.page import text
 
-__all__ = ["coloured", "side_by_side", "tally"]
+__all__ = ["coloured", "side_by_side"]
 
 #: The signs beside line numbers: on the left, on the right.
 _SIGNS = {
@@ -85,12 +85,6 @@ class Part:
     groups: Sequence[Group]
     summary: str = ""
     open: bool = False
-
-
-def tally(left: str, right: str) -> dict[Kind, int]:
-    """Return the number of lines of each kind."""
-    line_pairs = pairs(split(left), split(right))
-    return {kind: sum(pair.kind is kind for pair in line_pairs) for kind in Kind}
 
 
 def coloured(lines: Sequence[str]) -> list[Markup]:
@@ -167,9 +161,8 @@ def _placed(module: Module, line_pairs: Sequence[Pair]) -> dict[Pair, list[Chang
             (at for at, pair in enumerate(line_pairs) if pair.right is not None and pair.right >= wanted),
             len(line_pairs) - 1,
         )
-        while line_pairs[at].kind is Kind.SAME and at > 0 and line_pairs[at - 1].kind is Kind.REMOVED:
-            at -= 1
-        while line_pairs[at].kind is Kind.REMOVED and at > 0 and line_pairs[at - 1].kind is Kind.REMOVED:
+        above = Kind.SAME, Kind.REMOVED
+        while at > 0 and line_pairs[at].kind in above and line_pairs[at - 1].kind is Kind.REMOVED:
             at -= 1
         placed.setdefault(line_pairs[at], []).extend(notes)
     return placed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import UNSUPPLIED
@@ -15,48 +15,41 @@ from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.tools.report.lines import split
 from veomni_hook.tools.report.model import Answer, Change, Module, Place
 
-__all__ = ["Answers", "Texts", "gathered", "places_in", "unpatched"]
+__all__ = ["Answers", "gathered", "places_in", "unpatched"]
 
 #: Returns what computes at a place, given the place without answers.
 Answers = Callable[[Place], Sequence[Answer]]
 
+_UPSTREAM_GONE = "the file that it was read from is gone."
 _ASKED = ("kernel", "at")
 _SLOT = "slot"
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@dataclass(frozen=True)
-class Texts:
-    """The texts of a module: upstream's (None: no longer known), and the stored file's."""
-
-    original: str | None
-    stored: str
-
-
 def gathered(
     label: str,
-    texts: Texts,
+    original: str | None,
+    stored: str,
     report: PatchReport,
     patch_hash: str,
     answers: Answers,
     *,
-    examined: bool = True,
-    reason: str = "",
+    examined: bool,
 ) -> Module:
     """Return a page's data on a patched module.
 
     Args:
         label: its short name.
-        texts: upstream's text and the stored file's.
+        original: upstream's text; None: the file that it was read from is gone.
+        stored: the stored file's text.
         report: what was applied, with the stored file's lines.
         patch_hash: names the patched form.
         answers: returns what computes at a place.
         examined: whether idioms ran, so that the report contains candidates that are not routed.
-        reason: why upstream's text is unknown, as a sentence.
     """
     header_lines = len(header(report, patch_hash))
     line_of = {patch.target: patch.lines[0] for patch in report.applied if patch.kind == _SLOT}
-    known = [replace(place, answers=tuple(answers(place))) for place in places_in(texts.stored, report.slots)]
+    known = [replace(place, answers=tuple(answers(place))) for place in places_in(stored, report.slots)]
     unsupplied = (
         MissedSite(place.op, place.target, "no kernel", UNSUPPLIED)
         for place in known
@@ -67,8 +60,8 @@ def gathered(
         label=label,
         version=f"{report.distribution} {report.version}",
         patch_hash=patch_hash,
-        original=texts.original,
-        patched="".join(f"{line}\n" for line in split(texts.stored)[header_lines:]),
+        original=original,
+        patched="".join(f"{line}\n" for line in split(stored)[header_lines:]),
         first=header_lines + 1,
         changes=tuple(_changes(report.applied, known)),
         slots=tuple(
@@ -76,7 +69,7 @@ def gathered(
         ),
         yielded=report.yielded,
         unrouted=(*report.missed, *unsupplied) if examined else None,
-        reason=reason,
+        reason="" if original is not None else _UPSTREAM_GONE,
     )
 
 

@@ -14,13 +14,12 @@ from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.explain.rows import Row, grouped
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.releases import installed
-from veomni_hook.tools.report.gather import Texts, gathered, unpatched
+from veomni_hook.tools.report.gather import gathered, unpatched
 from veomni_hook.tools.report.model import Answer, Module, Place
-from veomni_hook.tools.report.whole import Report, whole
+from veomni_hook.tools.report.whole import whole
 
 __all__ = ["live_page"]
 
-_UPSTREAM_GONE = "the file that it was read from is gone."
 _NOT_SEEN = "the hook did not load it. It was imported before activation, or the hook is switched off"
 _NOT_OURS = "It asks kernel slots, but the hook of this process did not load it: its patches are not known."
 
@@ -38,7 +37,7 @@ def live_page(subject: str, rows: Sequence[Row], modules: Sequence[str], *, note
     lead = "What ran at each place, with the calls that were counted; where nothing ran yet, what would."
     if not shown:
         notes = [*notes, "None of its classes is from a modeling module, so there is nothing to patch."]
-    return whole(Report(title, lead, shown, live=True, notes=notes))
+    return whole(title, lead, shown, live=True, notes=notes)
 
 
 def _module(name: str, rows: Sequence[Row]) -> Module:
@@ -60,12 +59,12 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
     report = PatchReport.from_dict(outcome.report)
     return gathered(
         label,
-        Texts(original, stored),
+        original,
+        stored,
         report,
         outcome.patch_hash,
         lambda place: _answers(place, own),
         examined=current_settings().idioms,
-        reason="" if original is not None else _UPSTREAM_GONE,
     )
 
 

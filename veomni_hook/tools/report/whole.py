@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from veomni_hook.kernels.explain.rows import NO_KERNEL, NOT_CALLED
@@ -14,12 +14,12 @@ from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.layout import counted
 from veomni_hook.patches.reasons import remedies
 from veomni_hook.tools.report.benchmarks import Chart, by_place, step_of
-from veomni_hook.tools.report.diff import side_by_side, tally
-from veomni_hook.tools.report.lines import Kind
+from veomni_hook.tools.report.diff import side_by_side
+from veomni_hook.tools.report.lines import Kind, pairs, split
 from veomni_hook.tools.report.model import Module
 from veomni_hook.tools.report.page import Entry, page
 
-__all__ = ["Report", "whole"]
+__all__ = ["whole"]
 
 #: Display names of kinds of patches.
 _KINDS = {
@@ -47,30 +47,26 @@ _STATUS = {
 _NONE = (NO_KERNEL, REPLACED, NOT_CALLED)
 
 
-@dataclass(frozen=True)
-class Report:
-    """The content of a page.
+def whole(
+    title: str,
+    lead: str,
+    shown: Sequence[Module],
+    *,
+    live: bool = False,
+    notes: Sequence[str] = (),
+    charts: Sequence[Chart] = (),
+) -> str:
+    """Return the page.
 
-    Attributes:
+    Args:
         title: its heading.
         lead: a sentence below the heading.
-        modules: the modules, in order.
+        shown: the modules, in order.
         live: whether the answers are what ran in a model, with calls.
         notes: further sentences below the figures.
         charts: recorded benchmarks, in a checkout.
     """
-
-    title: str
-    lead: str
-    modules: Sequence[Module]
-    live: bool = False
-    notes: Sequence[str] = ()
-    charts: Sequence[Chart] = ()
-
-
-def whole(report: Report) -> str:
-    """Return the page of a report."""
-    modules = [*_named(report.modules)]
+    modules = [*_named(shown)]
     contents: list[Entry] = []
     for module in modules:
         parts = (
@@ -80,18 +76,18 @@ def whole(report: Report) -> str:
         )
         inner = tuple((f"{module.id}-{part}", name, ()) for part, name, there in parts if there)
         contents.append((module.id, module.label, inner))
-    if report.charts:
+    if charts:
         contents.append(("benchmarks", "Benchmarks", ()))
     return page(
         "report.html",
-        title=report.title,
-        lead=report.lead,
+        title=title,
+        lead=lead,
         contents=contents,
-        figures=[*_figures(report)],
-        notes=report.notes,
+        figures=[*_figures(modules, charts, live=live)],
+        notes=notes,
         modules=modules,
-        live=report.live,
-        charts=[*by_place(report.charts)],
+        live=live,
+        charts=[*by_place(charts)],
         side_by_side=side_by_side,
         remedies=remedies,
         KINDS=_KINDS,
@@ -116,21 +112,23 @@ def _named(modules: Sequence[Module]) -> Iterator[Module]:
         yield replace(module, id=id_, changes=tuple(changes))
 
 
-def _figures(report: Report) -> Iterator[tuple[str, str, str]]:
+def _figures(
+    modules: Sequence[Module], charts: Sequence[Chart], *, live: bool
+) -> Iterator[tuple[str, str, str]]:
     """Name, value and what it is about: what is fused and what is not, what was measured, and patches."""
-    places = [place for module in report.modules for place in module.places]
+    places = [place for module in modules for place in module.places]
     idle = (EAGER, *_NONE)
     fused = [p for p in places if any((one.training or one.backend) not in idle for one in p.answers)]
     left = [place.op for place in places if place not in fused]
-    left += [o.op for module in report.modules for o in module.unrouted or () if o.status != "no kernel"]
+    left += [o.op for module in modules for o in module.unrouted or () if o.status != "no kernel"]
     ran = [place.op for place in fused]
-    for name, ops in (("Ran fused" if report.live else "Fused", ran), ("Upstream's code", left)):
+    for name, ops in (("Ran fused" if live else "Fused", ran), ("Upstream's code", left)):
         yield name, counted(len(ops), "place"), ", ".join(dict.fromkeys(ops))
-    yield from step_of(report.charts)
+    yield from step_of(charts)
     kinds = Counter[Kind]()
-    for module in report.modules:
+    for module in modules:
         if module.patched is not None and module.original is not None:
-            kinds.update(tally(module.original, module.patched))
+            kinds.update(pair.kind for pair in pairs(split(module.original), split(module.patched)))
     added, removed = kinds[Kind.ADDED] + kinds[Kind.CHANGED], kinds[Kind.REMOVED] + kinds[Kind.CHANGED]
-    patches = sum(len(module.changes) for module in report.modules)
+    patches = sum(len(module.changes) for module in modules)
     yield "Patches", f"{patches}", f"+{added:,} −{removed:,} lines"  # noqa: RUF001 - the minus sign

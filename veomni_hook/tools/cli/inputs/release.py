@@ -14,17 +14,15 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from veomni_hook.finders.targets import is_target
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.sources import SourceTree, source_tree
 from veomni_hook.tools.cli.usage import UsageError
 
-__all__ = ["Releases", "release"]
+__all__ = ["Releases", "downloaded", "release"]
 
 _VERSION = re.compile(r"v?(\d+(?:\.\w+)+)")
-_WANTED = re.compile(
-    r"transformers/(?:__init__|modeling_layers|modeling_utils|configuration_utils|masking_utils|dynamic_module_utils"
-    r"|integrations/sdpa_attention|models/\w+/\w+)\.py"
-)
+_WANTED = re.compile(r"transformers/(?:__init__|models/\w+/\w+)\.py")
 _SECONDS = 600
 
 
@@ -74,7 +72,7 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
             return
         path = ""
     with tempfile.TemporaryDirectory(prefix="veomni-hook-") as folder:
-        wheel = path or _downloaded(number.group(1) if number else name, folder, option)
+        wheel = path or downloaded(number.group(1) if number else name, folder, option)
         _unpack(wheel, folder, option)
         yield source_tree(folder, where=option)
 
@@ -82,7 +80,12 @@ def release(name: str, option: str) -> Iterator[SourceTree]:
 def _unpack(path: str, folder: str, option: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if _WANTED.fullmatch(name)])
+            wanted = [
+                name
+                for name in archive.namelist()
+                if _WANTED.fullmatch(name) or is_target(name.removesuffix(".py").replace("/", "."))
+            ]
+            archive.extractall(folder, wanted)
     except FileNotFoundError:
         fix = "correct the path, or name a version (5.23.0) and let pip download its wheel"
         raise UsageError("there is no such wheel", where=f"{option} {path}", fix=fix) from None
@@ -91,8 +94,12 @@ def _unpack(path: str, folder: str, option: str) -> None:
         raise UsageError(f"the wheel cannot be read: {error}", where=f"{option} {path}", fix=fix) from error
 
 
-def _downloaded(version: str, folder: str, option: str) -> str:
-    """Let pip download the wheel of a version; it keeps a cache of its own."""
+def downloaded(version: str, folder: str, option: str) -> str:
+    """Let pip download the wheel of a version into a folder; it keeps a cache of its own.
+
+    Raises:
+        UsageError: there is no such release, or it cannot be had; ``option`` is the one that named it.
+    """
     name = f"transformers=={version}"
     fix = f"where there is a network: pip download --no-deps {name}, then {option} FILE.whl"
     output.note(f"downloading {name}, which is not installed")

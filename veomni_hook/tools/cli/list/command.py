@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -153,22 +153,18 @@ def list_(  # noqa: PLR0913 - the options of a command
         fine = sites.tell(rows, listed if by is By.site else None, required, as_json=as_json)
     else:
         tell = _tell_families if by is By.family else _tell_modules
-        fine = tell(_Listed(tree, table, files if targets else {}, everything), as_json=as_json)
+        fine = tell(tree, table, files if targets else {}, everything=everything, as_json=as_json)
     if warn_of_failures(rows) or not fine:
         raise typer.Exit(FOUND)
 
 
-class _Listed(NamedTuple):
-    """What is listed: ``wanted`` are the modules that the user named, with their files; empty: all."""
+def _tell_modules(
+    tree: SourceTree, table: Table, wanted: Collection[str], *, everything: bool, as_json: bool
+) -> bool:
+    """Print modules and the configs that patch them; return whether every config could be loaded.
 
-    tree: SourceTree
-    table: Table
-    wanted: Mapping[str, str]
-    everything: bool
-
-
-def _tell_modules(listed: _Listed, *, as_json: bool) -> bool:
-    """Print modules and the configs that patch them; return whether every config could be loaded."""
+    ``wanted`` are the modules that the user named; empty: all.
+    """
     from veomni_hook.settings import resolve
     from veomni_hook.tools.cli.list.rows import (
         MODULE_HEADERS,
@@ -179,11 +175,11 @@ def _tell_modules(listed: _Listed, *, as_json: bool) -> bool:
     )
 
     sources, fine = _sources()
-    rows = [*config_rows(listed.tree, sources, listed.wanted), *registered_rows()]
-    rows += module_rows(listed.table, resolve().settings.kernels)
-    if listed.everything:
+    rows = [*config_rows(tree, sources, wanted), *registered_rows()]
+    rows += module_rows(table, resolve().settings.kernels)
+    if everything:
         with_patches = {row["module"] for row in rows}
-        rows += [bare_row(module) for module in listed.table if module not in with_patches]
+        rows += [bare_row(module) for module in table if module not in with_patches]
     if as_json:
         output.emit_json(rows)
         return fine
@@ -199,20 +195,22 @@ def _tell_modules(listed: _Listed, *, as_json: bool) -> bool:
     return fine
 
 
-def _tell_families(listed: _Listed, *, as_json: bool) -> bool:
-    """Print families and your configs; return whether every config could be loaded."""
+def _tell_families(
+    tree: SourceTree, table: Table, wanted: Collection[str], *, everything: bool, as_json: bool
+) -> bool:
+    """Print families and your configs, as `_tell_modules` does."""
     from veomni_hook.tools.cli.inputs.configs import BUILT_IN
     from veomni_hook.tools.cli.list.rows import config_rows, family_rows, registered_rows
 
     sources, fine = _sources()
-    shared = () if listed.wanted else SHARED
-    every = family_rows({module: rows for module, rows in listed.table.items() if module not in shared})
+    shared = () if wanted else SHARED
+    every = family_rows({module: rows for module, rows in table.items() if module not in shared})
     with_ops = [row for row in every if row["ops"] or row["no_kernel"]]
-    families = every if listed.everything or listed.wanted else with_ops
+    families = every if everything or wanted else with_ops
     own = [source for source in sources if source.origin != BUILT_IN]
-    configs = [*config_rows(listed.tree, own, listed.wanted), *registered_rows()]
+    configs = [*config_rows(tree, own, wanted), *registered_rows()]
     if as_json:
-        version = listed.tree.version
+        version = tree.version
         output.emit_json({"transformers": version, "families": families, "configs": configs})
     else:
         show_families(families, configs)
