@@ -29,7 +29,6 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Scope,
-    Unknown,
     canonical,
     digest,
     has_source,
@@ -281,7 +280,7 @@ class Method:
         self.target = f"{owner.name}.{method.name}"
         self.kernel = free_name(method, "kernel")
 
-    def form_of(self, run: Run) -> Form | Unknown:
+    def form_of(self, run: Run) -> Form | Reason:
         """What a run computes, as a function of the locals that it reads."""
         function = run.as_function()
         return canonical(function, self.view.scope, self.owner, body=function.body)
