@@ -196,7 +196,7 @@ def _patched(
     for of, planner in _PLANNERS:
         if kinds & of:
             planner(plan)
-    edits = plan.finished(document.newline)
+    edits = plan.finished()
     check_overlaps(plan, edits)
     text, placed = place_edits(source, edits)
     patched = check_text(plan, text, placed)
@@ -212,7 +212,7 @@ def _patched(
         companions=() if all(is_builtin(step.config) for step in steps) else companions(plan),
         wanting=tuple(plan.wanting),
     )
-    plain = plan.finished(document.newline, markers=False)
+    plain = plan.finished(markers=False)
     return PatchedSource(text, apply_edits(source, plain, markers=False), report)
 
 

@@ -79,11 +79,6 @@ class Step:
         formula = f" {'/'.join(self.formula)}" if self.site is not None else ""
         return f"{self.kind}{formula} of {self.target}"
 
-    @property
-    def lenient(self) -> bool:
-        """Whether the config was made for patchgen, so that patchgen's rules apply."""
-        return self.config.lenient
-
 
 @dataclass(eq=False)
 class Task:
@@ -147,7 +142,7 @@ class Task:
         Raises:
             PatchError: ``error`` itself, if the config is not lenient.
         """
-        if not self.step.lenient:
+        if not self.step.config.lenient:
             raise error
         what = f"{error.what}; {instead}" if instead else error.what
         self.plan.remarks.append(Remark(self.step.config.name, self.target, what, error.where, error.fix))
@@ -205,14 +200,13 @@ class Plan:
         """The tasks of these declared kinds, in order."""
         return [task for task in self.tasks if task.step.kind in kinds]
 
-    def finished(self, newline: str, *, markers: bool = True) -> list[Edit]:
+    def finished(self, *, markers: bool = True) -> list[Edit]:
         """The edits with the source's line endings, also correct after a last line without a newline.
 
         Args:
-            newline: the line ending.
             markers: whether the copies of methods contain markers.
         """
-        source = self.document.source
+        source, newline = self.document.source, self.document.newline
         unfinished = bool(source) and not source.endswith(("\n", "\r"))
         lines = [replace(edit, text=edit.text.replace("\r\n", "\n")) for edit in self.edits]
         lines = [replace(edit, text=wrapped(edit.text)) if edit.marker else edit for edit in lines]

@@ -25,6 +25,7 @@ __all__ = [
     "apply_edits",
     "at_start",
     "before",
+    "before_blanks",
     "edited",
     "logical_line",
     "marker_comment",
@@ -183,12 +184,12 @@ def at_start(document: Document, function: FunctionNode) -> Place:
     if not document.begins_line(first):
         indent += "    "
         if rest[:1] != [first]:
-            start = _gap_before(document, first)
+            start = before_blanks(document, document.start(first))
             splits.append(Edit(start, document.start(first), f"{document.newline}{indent}"))
     if not rest:
         end = document.end(first)
         return Place(end, end, indent, head="\n", tail="", splits=tuple(splits))
-    start = _gap_before(document, rest[0])
+    start = before_blanks(document, document.start(rest[0]))
     return Place(start, document.start(rest[0]), indent, head="\n", tail=f"\n{indent}", splits=tuple(splits))
 
 
@@ -231,9 +232,9 @@ def logical_line(document: Document, offset: int) -> tuple[int, int]:
     raise ValueError(f"no statement ends after line {document.lineno(start)}")
 
 
-def _gap_before(document: Document, node: ast.AST) -> int:
-    start = document.start(node)
-    return len(document.source[:start].rstrip(" \t\f"))
+def before_blanks(document: Document, offset: int) -> int:
+    """Offset of the blanks directly before ``offset`` in its line, or ``offset`` if there are none."""
+    return len(document.source[:offset].rstrip(" \t\f"))
 
 
 def _above_comments(document: Document, function: FunctionNode, start: int) -> int:
@@ -262,9 +263,12 @@ def string_lines(text: str) -> set[int]:
 
 
 def tokens(text: str) -> Iterator[tokenize.TokenInfo]:
-    """The tokens of a text; an f-string is one token on every Python release, as a string is."""
+    """The tokens of a text at any indentation; an f-string is one token on every release, as a string is."""
     opened: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    # The tokenizer accepts an indented first line only after a header.
+    for read in tokenize.generate_tokens(io.StringIO(f"if 1:\n{text}").readline):
+        (row, column), (last, end) = read.start, read.end
+        token = read._replace(start=(row - 1, column), end=(last - 1, end))
         kind = tokenize.tok_name[token.type]
         if kind.endswith("STRING_START"):
             opened.append(token)
@@ -272,7 +276,7 @@ def tokens(text: str) -> Iterator[tokenize.TokenInfo]:
             first = opened.pop()
             if not opened:
                 yield tokenize.TokenInfo(tokenize.STRING, "", first.start, token.end, first.line)
-        elif not opened:
+        elif not opened and row > 1:
             yield token
 
 
@@ -286,10 +290,9 @@ def reindent(text: str, old: str, new: str) -> str:
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if not lines[0].startswith(old):
         lines[0] = old + lines[0].lstrip(" \t\f")
-    # The tokenizer requires a first line without indentation; lines inside strings must not change.
-    inside = string_lines("if 1:\n" + "\n".join(lines) if old else "\n" + "\n".join(lines))
+    inside = string_lines("\n".join(lines))  # they must not change
     moved = []
-    for number, line in enumerate(lines, start=2):
+    for number, line in enumerate(lines, start=1):
         if number in inside:
             moved.append(line)
             continue

@@ -239,10 +239,10 @@ def _lines(document: Document, edit: Edit) -> Iterator[int]:
     """
     start = document.line_start(edit.start)
     text = document.source[start : edit.end]
-    inside = _inside_strings(text)
+    inside = string_lines(text)
     while start < edit.end:
         following = document.next_line(start)
-        number = document.lineno(start) - document.lineno(edit.start)
+        number = document.lineno(start) - document.lineno(edit.start) + 1
         if document.source[start:following].strip() and number not in inside:
             yield start + _indentation(document.source[start:following])
         start = following
@@ -254,9 +254,9 @@ def _indented(document: Document, edit: Edit, indent: str) -> Edit:
     first = 0 if edit.start == document.line_start(edit.start) else 1
     if first == len(lines):
         return edit  # inside a line, maybe a part of an expression
-    inside = _inside_strings(edit.text)
+    inside = string_lines(edit.text)
     for number in range(first, len(lines)):
-        if lines[number].strip() and number not in inside:
+        if lines[number].strip() and number + 1 not in inside:
             at = _indentation(lines[number])
             lines[number] = lines[number][:at] + indent + lines[number][at:]
     return replace(edit, text="\n".join(lines))
@@ -264,11 +264,6 @@ def _indented(document: Document, edit: Edit, indent: str) -> Edit:
 
 def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip(" \t\f"))
-
-
-def _inside_strings(text: str) -> set[int]:
-    """The numbers, from 0, of the lines of ``text`` that begin inside a string."""
-    return {number - 2 for number in string_lines(f"if 1:\n{text}")}
 
 
 def _fitted(

@@ -125,7 +125,7 @@ def check_signature(
         for position, name in enumerate(before.positional)
         if name in after.positional and after.positional.index(name) != position
     ]
-    if task.step.lenient:
+    if task.step.config.lenient:
         dropped = [name for name in dropped if name.lstrip("*") in passed]
         unnamed = [name for name in unnamed if name in passed]
         most = max((len(call.args) for call in calls), default=0)
