@@ -55,9 +55,8 @@ class Text:
         calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Name) and n.id == "turn"]
         edit = in_place(self.view, calls[call], text)
         self.edits.append(replace(edit, patch=step))
-        self.marks.append(
-            mark_statement(self.view.document, self.function, edit.start, step, f"# call {step}")
-        )
+        mark = mark_statement(self.view.document, self.function, edit.start, f"# call {step}")
+        self.marks.append(replace(mark, patch=step))
 
     def written(self, *, markers: bool = True, others: tuple[Edit, ...] = ()) -> str:
         """The copy of the method, or the method if it has none, without the indentation of the class."""

@@ -23,7 +23,7 @@ def planned(source, pattern, replacement, *, target="f", matches=1, digests=()):
     )  # fmt: skip
     task = task_of(document, patch)
     plan_rewrite(task)
-    edits = task.plan.edits
+    edits = task.plan.finished()
     assert {edit.patch for edit in edits} == {0}
     text, plain = apply_edits(source, edits), apply_edits(source, edits, markers=False)
     compile(text, "text", "exec")

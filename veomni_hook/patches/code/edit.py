@@ -185,7 +185,7 @@ def at_start(document: Document, function: FunctionNode) -> Place:
         indent += "    "
         if rest[:1] != [first]:
             start = before_blanks(document, document.start(first))
-            splits.append(Edit(start, document.start(first), f"{document.newline}{indent}"))
+            splits.append(Edit(start, document.start(first), f"\n{indent}"))
     if not rest:
         end = document.end(first)
         return Place(end, end, indent, head="\n", tail="", splits=tuple(splits))

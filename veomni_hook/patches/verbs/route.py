@@ -75,7 +75,7 @@ def _mark(task: Task, site: Site) -> Iterator[Edit]:
         node = definition.node
         if isinstance(node, FunctionNode) and document.start(node) <= start < document.end(node):
             comment = marker_comment("ROUTED", task.step.reason)
-            yield mark_statement(document, node, start, task.index, comment)
+            yield replace(mark_statement(document, node, start, comment), patch=task.index)
             return
 
 
