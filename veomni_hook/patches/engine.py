@@ -51,18 +51,15 @@ def _plan_in_place(plan: Plan) -> None:
 
 
 #: What plans the steps of some kinds, in this order.
-_PLANNERS: tuple[tuple[frozenset[str], Callable[[Plan], None]], ...] = tuple(
-    (frozenset(kinds), planner)
-    for planner, *kinds in (
-        (plan_replacements, PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT),
-        (plan_methods, PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION),
-        (_plan_in_place, PatchType.GUARD, PatchType.REWRITE),
-        (plan_routes, PatchType.ROUTE),
-        (plan_class_mappings, PatchType.CLASS_MAPPING),
-        (plan_drops, "drop_import"),
-        (plan_additions, PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper"),
-        (plan_exclusions, "exclude"),
-    )
+_PLANNERS: tuple[tuple[Callable[[Plan], None], tuple[str, ...]], ...] = (
+    (plan_replacements, (PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT)),
+    (plan_methods, (PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION)),
+    (_plan_in_place, (PatchType.GUARD, PatchType.REWRITE)),
+    (plan_routes, (PatchType.ROUTE,)),
+    (plan_class_mappings, (PatchType.CLASS_MAPPING,)),
+    (plan_drops, ("drop_import",)),
+    (plan_additions, (PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper")),
+    (plan_exclusions, ("exclude",)),
 )
 
 
@@ -192,9 +189,8 @@ def _patched(
         return PatchedSource(source, source, replace(report, untouched=tuple(names)))
     plan = Plan(document, origin, steps)
     _mark_classes(plan)
-    kinds = {step.kind for step in steps}
-    for of, planner in _PLANNERS:
-        if kinds & of:
+    for planner, kinds in _PLANNERS:
+        if plan.of_kind(*kinds):
             planner(plan)
     edits = plan.finished()
     check_overlaps(plan, edits)
