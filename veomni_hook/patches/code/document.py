@@ -194,18 +194,6 @@ class Document:
         rest = statements_of(node)
         return not all(self.begins_line(statement) for statement in (*node.body[:1], *rest[:1]))
 
-    def body_start(self, node: FunctionNode | ast.ClassDef) -> int:
-        """Offset where a block can be inserted before the first statement after the docstring.
-
-        It is the beginning of that statement's line (decorators included), or of the line after a docstring
-        that is the whole body. At the end of a text without a last newline, the caller has to insert one
-        first. Meaningless if `is_inline`.
-        """
-        rest = statements_of(node)
-        if rest:
-            return self.line_start(self.span(rest[0])[0])
-        return self.next_line(self.end(node.body[0]))
-
     # Definitions
 
     def definitions(self) -> list[Definition]:

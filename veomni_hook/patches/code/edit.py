@@ -174,7 +174,7 @@ def at_start(document: Document, function: FunctionNode) -> Place:
         if rest:
             start = _above_comments(document, function, document.span(rest[0])[0])
             return Place(start, start, indent)
-        start = document.body_start(function)
+        start = document.next_line(document.end(first))
         if start == len(document.source) and not document.source.endswith(("\n", "\r")):
             return Place(start, start, indent, head="\n", tail="")
         return Place(start, start, indent)
