@@ -51,15 +51,15 @@ def _plan_in_place(plan: Plan) -> None:
 
 
 #: What plans the steps of some kinds, in this order.
-_PLANNERS: tuple[tuple[Callable[[Plan], None], tuple[str, ...]], ...] = (
-    (plan_replacements, (PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT)),
-    (plan_methods, (PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION)),
-    (_plan_in_place, (PatchType.GUARD, PatchType.REWRITE)),
-    (plan_routes, (PatchType.ROUTE,)),
-    (plan_class_mappings, (PatchType.CLASS_MAPPING,)),
-    (plan_drops, ("drop_import",)),
-    (plan_additions, (PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper")),
-    (plan_exclusions, ("exclude",)),
+_PLANNERS: tuple[tuple[Collection[str], Callable[[Plan], None]], ...] = (
+    ((PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT), plan_replacements),
+    ((PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION), plan_methods),
+    ((PatchType.GUARD, PatchType.REWRITE), _plan_in_place),
+    ((PatchType.ROUTE,), plan_routes),
+    ((PatchType.CLASS_MAPPING,), plan_class_mappings),
+    (("drop_import",), plan_drops),
+    ((PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper"), plan_additions),
+    (("exclude",), plan_exclusions),
 )
 
 
@@ -189,7 +189,7 @@ def _patched(
         return PatchedSource(source, source, replace(report, untouched=tuple(names)))
     plan = Plan(document, origin, steps)
     _mark_classes(plan)
-    for planner, kinds in _PLANNERS:
+    for kinds, planner in _PLANNERS:
         if plan.of_kind(*kinds):
             planner(plan)
     edits = plan.finished()
@@ -245,7 +245,7 @@ def _mark_classes(plan: Plan) -> None:
 
 def _applied(task: Task, placed: list[Placed], patched: Document) -> AppliedPatch:
     step = task.step
-    spots = [one for one in placed if one.edit.patch == task.index or one.edit.patch in task.shared]
+    spots = [one for one in placed if task.index in one.edit.patches]
     if not spots:
         raise task.error(
             PatchTargetError,

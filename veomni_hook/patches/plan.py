@@ -84,16 +84,14 @@ class Step:
 class Task:
     """A step while its verb carries it out: it plans edits, and its errors name its place and target.
 
-    ``kind`` is that under which the step is reported (an override may add). ``shared`` are the steps whose
-    edits carry out this one, too (two names dropped from one import). An ``idle`` one has no effect, because
-    of something that a remark tells.
+    ``kind`` is that under which the step is reported (an override may add). An ``idle`` one has no effect,
+    because of something that a remark tells.
     """
 
     plan: Plan = field(repr=False)
     index: int
     step: Step
     kind: str
-    shared: set[int] = field(default_factory=set)
     idle: bool = False
 
     @property
@@ -147,9 +145,10 @@ class Task:
         what = f"{error.what}; {instead}" if instead else error.what
         self.plan.remarks.append(Remark(self.step.config.name, self.target, what, error.where, error.fix))
 
-    def add(self, *edits: Edit) -> None:
-        """Plan edits."""
-        self.plan.edits += (replace(edit, patch=self.index) for edit in edits)
+    def add(self, *edits: Edit, beside: Iterable[Task] = ()) -> None:
+        """Plan edits that carry out this task and those ``beside`` it (two names dropped from one import)."""
+        also = frozenset(task.index for task in beside)
+        self.plan.edits += (replace(edit, patch=self.index, also=also) for edit in edits)
 
     def change(self, start: int, end: int, text: str) -> None:
         """Plan to replace a range of the source with ``text``."""

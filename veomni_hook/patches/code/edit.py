@@ -53,6 +53,7 @@ class Edit:
         end: offset after the last character.
         text: the replacement.
         patch: index of the applied patch that the edit belongs to; -1 if none.
+        also: indices of further patches that it carries out.
         marker: the edit only adds comments, which the text for ``diff`` omits.
         fuses: nothing is replaced: the text is put before every line of the range, including lines that other
             edits insert, in a copy of the method that runs if this condition holds. Only routes write such
@@ -64,9 +65,15 @@ class Edit:
     end: int
     text: str
     patch: int = -1
+    also: frozenset[int] = frozenset()
     marker: bool = False
     fuses: str = ""
     form: str = ""
+
+    @property
+    def patches(self) -> frozenset[int]:
+        """Every patch that the edit carries out."""
+        return self.also | {self.patch}
 
     @property
     def inserts(self) -> bool:

@@ -40,13 +40,11 @@ def plan_drops(plan: Plan) -> None:
                 plan.gone[_bound_name(statement.names[number])] = tasks[0]
             task, *others = dict.fromkeys(task for tasks in names.values() for task in tasks)
             imported.update((task, *others))
-            for other in others:
-                other.shared.add(task.index)
             if statement in gone:
                 needed = _holds_block(document, block, gone, statement)
-                task.add(remove_statement(document, statement, needed=needed))
+                task.add(remove_statement(document, statement, needed=needed), beside=others)
             else:
-                task.add(*remove_items(document, statement.names, names))
+                task.add(*remove_items(document, statement.names, names), beside=others)
     for name, task in wanted.items():
         if task not in imported:
             error = task.missing(
@@ -96,7 +94,7 @@ def plan_exclusions(plan: Plan) -> None:
     """
     document = plan.document
     tasks = {task.target: task for task in plan.of_kind("exclude")}
-    excluded: dict[int, Task] = {}
+    excluded: dict[int, list[Task]] = {}
     for name, task in tasks.items():
         definitions = top_level(document, name)
         if not definitions:
@@ -108,14 +106,13 @@ def plan_exclusions(plan: Plan) -> None:
             )
         for definition in definitions:
             _check_alone(task, definition.node, tasks)
-            holder = excluded.setdefault(id(definition.node), task)
-            if holder is not task:
-                task.shared.add(holder.index)
+            excluded.setdefault(id(definition.node), []).append(task)
     for block in blocks(document.tree):
         gone = [statement for statement in block if id(statement) in excluded]
         for statement in gone:
             needed = _holds_block(document, block, gone, statement)
-            excluded[id(statement)].add(remove_statement(document, statement, needed=needed, attached=True))
+            task, *others = excluded[id(statement)]
+            task.add(remove_statement(document, statement, needed=needed, attached=True), beside=others)
     _filter_all(document, tasks)
     plan.gone |= tasks
 
