@@ -6,7 +6,7 @@ import ast
 import re
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
-from veomni_hook.patches.code.document import Document, has_docstring, statements_of
+from veomni_hook.patches.code.document import ACCESSORS, Document, has_docstring, statements_of
 from veomni_hook.patches.code.edit import before_blanks, reindent
 from veomni_hook.patches.code.nearest_names import is_near_miss, listed, nearest
 from veomni_hook.patches.plan import Plan, Task
@@ -19,7 +19,6 @@ from veomni_hook.patches.verbs.targets import class_named, function_named, membe
 
 __all__ = ["plan_methods"]
 
-_ACCESSORS = ("setter", "deleter")
 _SEMICOLON = re.compile(r"[ \t\f]*;")
 
 
@@ -89,7 +88,7 @@ def _body_indent(document: Document, node: ast.ClassDef) -> str:
 
 def _split(task: Task) -> tuple[str, str]:
     owner, _, method = task.target.rpartition(".")
-    if method in _ACCESSORS:
+    if method in ACCESSORS:
         owner, _, name = owner.rpartition(".")
         method = f"{name}.{method}"
     if not owner:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from veomni_hook.errors import SignatureError
 from veomni_hook.patches.code.document import Document, FunctionNode, statements_of
@@ -50,11 +49,7 @@ def with_new_names(
             if rename.new not in after.named and rename.new not in used:
                 edits += _renaming(snippet.document, replacement, argument, rename.new)
                 remark_rename(task, old, rename)
-    if not edits:
-        return snippet
-    return replace(
-        snippet, document=Document(apply_edits(snippet.document.source, edits), snippet.document.module)
-    )
+    return snippet.with_text(apply_edits(snippet.document.source, edits))
 
 
 def _renaming(document: Document, function: FunctionNode, argument: ast.arg, new: str) -> Iterator[Edit]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import sys
 import textwrap
-from dataclasses import replace
 from typing import Any
 
 from veomni_hook.patches.adopt import is_patch_config
@@ -35,13 +34,8 @@ def snippet_of(task: Task, definition: object, *, name_map: Any = None, accessor
     snippet = read_snippet(
         definition, name_map=name_map, accessor=accessor, tolerate=task.tolerate, **task.place
     )
-    text = _absolute(task, snippet.document)
-    if text != snippet.document.source:
-        snippet = replace(snippet, document=Document(text, snippet.document.module))
-    text = served(snippet.document)
-    if text != snippet.document.source:
-        snippet = replace(snippet, document=Document(text, snippet.document.module))
-    return snippet
+    snippet = snippet.with_text(_absolute(task, snippet.document))
+    return snippet.with_text(served(snippet.document))
 
 
 def with_comments(snippet: Snippet, text: str) -> str:
