@@ -38,11 +38,6 @@ class Run:
         """The run itself, at least one statement."""
         return self.block[self.first : self.last + 1]
 
-    @property
-    def tail(self) -> list[ast.stmt]:
-        """The statements after it in its block."""
-        return self.block[self.last + 1 :]
-
     def longer(self, limit: int) -> Iterator[Run]:
         """The run, then runs of up to ``limit`` statements, each starting one assignment earlier."""
         for first in range(self.first, max(self.last - limit, -1), -1):

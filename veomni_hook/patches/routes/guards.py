@@ -272,7 +272,7 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
     """The answer and the rest of the function after the run, if that is short."""
-    tail = run.tail
+    tail = run.block[run.last + 1 :]
     ends = run.block is run.function.body and tail and isinstance(tail[-1], ast.Return)
     if not ends or len(tail) > _LONGEST_TAIL:
         return None

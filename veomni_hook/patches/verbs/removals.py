@@ -37,7 +37,8 @@ def plan_drops(plan: Plan) -> None:
             if not names:
                 continue
             for number, tasks in names.items():
-                plan.gone[_bound_name(statement.names[number])] = tasks[0]
+                alias = statement.names[number]
+                plan.gone[alias.asname or alias.name.partition(".")[0]] = tasks[0]
             task, *others = dict.fromkeys(task for tasks in names.values() for task in tasks)
             imported.update((task, *others))
             if statement in gone:
@@ -66,11 +67,6 @@ def _dropped(statement: ast.Import | ast.ImportFrom, wanted: Mapping[str, Task])
 def _names(alias: ast.alias) -> list[str]:
     """What an imported name may be called to drop it."""
     return [name for name in (alias.asname, alias.name, alias.name.rpartition(".")[2]) if name]
-
-
-def _bound_name(alias: ast.alias) -> str:
-    """The name that an import binds: ``a`` for ``import a.b``."""
-    return alias.asname or alias.name.partition(".")[0]
 
 
 def importable(statement: ast.stmt) -> Iterator[str]:
