@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names
@@ -41,6 +42,7 @@ HARMLESS_DECORATORS = (
 _CASTS = ("float", "double", "half", "bfloat16", "long", "int", "bool")
 
 
+@dataclass(eq=False)
 class Trace:
     """What all frames of one evaluation share.
 
@@ -50,11 +52,10 @@ class Trace:
         loops: the number of loops that have been entered.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.calls: list[Node] = []
-        self.loops = 0
-        self._serials: Counter[bytes] = Counter()
+    scope: Scope
+    calls: list[Node] = field(default_factory=list)
+    loops: int = 0
+    _serials: Counter[bytes] = field(default_factory=Counter)
 
     def opaque(self, args: tuple[Node, ...], keywords: tuple[str, ...], origin: ast.expr) -> Node:
         """A call of unknown code: two identical calls have different results.
@@ -278,9 +279,9 @@ class _Call:
         values = _parameter_values(function, positional, self.keywords)
         if values is None:
             return None
-        inner = Frame(frame.domain, values, local_names(function), frame.depth + 1)
+        borrowed = frozenset(root for value in values.values() for root in roots(value))
+        inner = Frame(frame.domain, values, local_names(function), frame.depth + 1, borrowed=borrowed)
         inner.effects = frame.effects
-        inner.borrowed = frozenset(root for value in values.values() for root in roots(value))
         if home is not None:
             inner.owner, inner.home = frame.owner, home
             inner.values.update(_attributes(frame))

@@ -100,8 +100,7 @@ def _interpreted(
     if receiver:
         values[receiver] = Node("self")
     domain = Formula(scope)
-    frame = Frame(domain, values, local_names(function))
-    frame.owner = frame.home = owner
+    frame = Frame(domain, values, local_names(function), owner=owner, home=owner)
     result = run(body, frame) or Node("constant")
     used = {node.key for node in walk(result, *frame.effects)}
     unused = [call for call in domain.trace.calls if call.key not in used]
