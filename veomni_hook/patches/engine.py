@@ -245,7 +245,9 @@ def _mark_classes(plan: Plan) -> None:
 
 def _applied(task: Task, placed: list[Placed], patched: Document) -> AppliedPatch:
     step = task.step
-    spots = [one for one in placed if task.index in one.edit.patches]
+    # With all edits of the steps whose edits carry out this one, too.
+    holders = {one.edit.patch for one in placed if task.index in one.edit.patches}
+    spots = [one for one in placed if one.edit.patch in holders]
     if not spots:
         raise task.error(
             PatchTargetError,
