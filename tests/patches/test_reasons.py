@@ -10,7 +10,7 @@ from tests.patches.upstream import modeling_files
 from veomni_hook.finders.build import stored_form
 from veomni_hook.patches import reasons
 from veomni_hook.patches.engine import PatchedSource
-from veomni_hook.patches.graph import Difference, Unknown
+from veomni_hook.patches.graph import Difference, Scope, canonical
 from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.reasons import Code, Reason, remedies
 from veomni_hook.patches.report import MissedSite, PatchReport
@@ -48,8 +48,12 @@ def test_a_reason_keeps_its_cause():
 
 
 def test_what_the_reader_says_becomes_a_reason():
-    unknown, other = (Unknown("a loop", 5).why, Difference("expected +, found - (line 6)", 0.5).why)
-    assert (unknown, unknown.code) == ("a loop (line 5)", Code.NOT_FOLLOWED)
+    function = ast.parse("def f(x):\n    while x: x = x - 1\n    return x\n").body[0]
+    unknown, other = (
+        canonical(function, Scope(ast.Module([function]))),
+        Difference("expected +, found - (line 6)", 0.5).why,
+    )
+    assert (unknown, unknown.code) == ("While is not followed (line 2)", Code.NOT_FOLLOWED)
     assert (other.code, other.line) == (Code.OTHER_FORM, 6)
 
 

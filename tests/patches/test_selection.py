@@ -127,6 +127,12 @@ def test_what_is_there_applies(apply, run):
     assert module["OneNorm"]().forward(1) == 10 and module["TwoNorm"]().made == 1
 
 
+@pytest.mark.parametrize(("name", "dropped"), [("path", True), ("os.path", True), ("os", False)])
+def test_a_dotted_import_is_dropped_by_its_last_name(apply, name, dropped):
+    result = apply(f"config.drop_import_names({name!r})\n", "import os.path\nx = 1\n")
+    assert applied(result) == [("drop_import", name)] * dropped
+
+
 def test_a_config_of_which_nothing_applies_brings_nothing(apply):
     code = (
         "config.add_import('os')\nconfig.add_post_import_block('X = 1')\n"

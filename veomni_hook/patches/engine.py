@@ -51,18 +51,15 @@ def _plan_in_place(plan: Plan) -> None:
 
 
 #: What plans the steps of some kinds, in this order.
-_PLANNERS: tuple[tuple[frozenset[str], Callable[[Plan], None]], ...] = tuple(
-    (frozenset(kinds), planner)
-    for planner, *kinds in (
-        (plan_replacements, PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT),
-        (plan_methods, PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION),
-        (_plan_in_place, PatchType.GUARD, PatchType.REWRITE),
-        (plan_routes, PatchType.ROUTE),
-        (plan_class_mappings, PatchType.CLASS_MAPPING),
-        (plan_drops, "drop_import"),
-        (plan_additions, PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper"),
-        (plan_exclusions, "exclude"),
-    )
+_PLANNERS: tuple[tuple[Collection[str], Callable[[Plan], None]], ...] = (
+    ((PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT), plan_replacements),
+    ((PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION), plan_methods),
+    ((PatchType.GUARD, PatchType.REWRITE), _plan_in_place),
+    ((PatchType.ROUTE,), plan_routes),
+    ((PatchType.CLASS_MAPPING,), plan_class_mappings),
+    (("drop_import",), plan_drops),
+    ((PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper"), plan_additions),
+    (("exclude",), plan_exclusions),
 )
 
 
@@ -192,11 +189,10 @@ def _patched(
         return PatchedSource(source, source, replace(report, untouched=tuple(names)))
     plan = Plan(document, origin, steps)
     _mark_classes(plan)
-    kinds = {step.kind for step in steps}
-    for of, planner in _PLANNERS:
-        if kinds & of:
+    for kinds, planner in _PLANNERS:
+        if plan.of_kind(*kinds):
             planner(plan)
-    edits = plan.finished(document.newline)
+    edits = plan.finished()
     check_overlaps(plan, edits)
     text, placed = place_edits(source, edits)
     patched = check_text(plan, text, placed)
@@ -212,7 +208,7 @@ def _patched(
         companions=() if all(is_builtin(step.config) for step in steps) else companions(plan),
         wanting=tuple(plan.wanting),
     )
-    plain = plan.finished(document.newline, markers=False)
+    plain = plan.finished(markers=False)
     return PatchedSource(text, apply_edits(source, plain, markers=False), report)
 
 
@@ -249,7 +245,9 @@ def _mark_classes(plan: Plan) -> None:
 
 def _applied(task: Task, placed: list[Placed], patched: Document) -> AppliedPatch:
     step = task.step
-    spots = [one for one in placed if one.edit.patch == task.index or one.edit.patch in task.shared]
+    # With all edits of the steps whose edits carry out this one, too.
+    holders = {one.edit.patch for one in placed if task.index in one.edit.patches}
+    spots = [one for one in placed if one.edit.patch in holders]
     if not spots:
         raise task.error(
             PatchTargetError,

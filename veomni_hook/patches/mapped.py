@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cached_property, wraps
 from importlib import import_module
 from inspect import signature
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["MAPPED", "MappedClass", "Replacement", "loaded_instances", "set_active", "use_mapped_classes"]
 
 
+@dataclass(eq=False, repr=False)
 class Replacement:
     """A class to construct in place of another one.
 
@@ -41,8 +43,10 @@ class Replacement:
         weights: ``package.module:name`` of conversions for checkpoints; empty if there are none.
     """
 
-    def __init__(self, mapped: MappedClass, name: str, declared: str, weights: str) -> None:
-        self.mapped, self.name, self.declared, self.weights = mapped, name, declared, weights
+    mapped: MappedClass
+    name: str
+    declared: str
+    weights: str
 
     @property
     def _place(self) -> dict[str, str]:

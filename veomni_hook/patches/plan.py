@@ -79,26 +79,19 @@ class Step:
         formula = f" {'/'.join(self.formula)}" if self.site is not None else ""
         return f"{self.kind}{formula} of {self.target}"
 
-    @property
-    def lenient(self) -> bool:
-        """Whether the config was made for patchgen, so that patchgen's rules apply."""
-        return self.config.lenient
-
 
 @dataclass(eq=False)
 class Task:
     """A step while its verb carries it out: it plans edits, and its errors name its place and target.
 
-    ``kind`` is that under which the step is reported (an override may add). ``shared`` are the steps whose
-    edits carry out this one, too (two names dropped from one import). An ``idle`` one has no effect, because
-    of something that a remark tells.
+    ``kind`` is that under which the step is reported (an override may add). An ``idle`` one has no effect,
+    because of something that a remark tells.
     """
 
     plan: Plan = field(repr=False)
     index: int
     step: Step
     kind: str
-    shared: set[int] = field(default_factory=set)
     idle: bool = False
 
     @property
@@ -147,14 +140,15 @@ class Task:
         Raises:
             PatchError: ``error`` itself, if the config is not lenient.
         """
-        if not self.step.lenient:
+        if not self.step.config.lenient:
             raise error
         what = f"{error.what}; {instead}" if instead else error.what
         self.plan.remarks.append(Remark(self.step.config.name, self.target, what, error.where, error.fix))
 
-    def add(self, *edits: Edit) -> None:
-        """Plan edits."""
-        self.plan.edits += (replace(edit, patch=self.index) for edit in edits)
+    def add(self, *edits: Edit, beside: Iterable[Task] = ()) -> None:
+        """Plan edits that carry out this task and those ``beside`` it (two names dropped from one import)."""
+        also = frozenset(task.index for task in beside)
+        self.plan.edits += (replace(edit, patch=self.index, also=also) for edit in edits)
 
     def change(self, start: int, end: int, text: str) -> None:
         """Plan to replace a range of the source with ``text``."""
@@ -205,14 +199,13 @@ class Plan:
         """The tasks of these declared kinds, in order."""
         return [task for task in self.tasks if task.step.kind in kinds]
 
-    def finished(self, newline: str, *, markers: bool = True) -> list[Edit]:
+    def finished(self, *, markers: bool = True) -> list[Edit]:
         """The edits with the source's line endings, also correct after a last line without a newline.
 
         Args:
-            newline: the line ending.
             markers: whether the copies of methods contain markers.
         """
-        source = self.document.source
+        source, newline = self.document.source, self.document.newline
         unfinished = bool(source) and not source.endswith(("\n", "\r"))
         lines = [replace(edit, text=edit.text.replace("\r\n", "\n")) for edit in self.edits]
         lines = [replace(edit, text=wrapped(edit.text)) if edit.marker else edit for edit in lines]

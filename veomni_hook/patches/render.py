@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.document import NEWLINE, Document
 from veomni_hook.patches.code.edit import one_line
 from veomni_hook.patches.code.imports import absolute_imports
 from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch
@@ -28,13 +28,12 @@ MADE_BY = "# Made by:    "
 _SEE = "# See what changed: "
 _ROUTE = "route"
 _WIDTH = 110
-_NEWLINE = re.compile(r"\r\n|\r|\n")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def with_header(patched: PatchedSource, patch_hash: str, *, standalone: bool = False) -> str:
     """Return the text of the stored file: header, then patched text with markers."""
-    first = _NEWLINE.search(patched.text)
+    first = NEWLINE.search(patched.text)
     newline = first.group() if first else "\n"
     lines = header(patched.report, patch_hash, standalone=standalone)
     return "".join(f"{line}{newline}" for line in lines) + patched.text

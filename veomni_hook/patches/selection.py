@@ -15,7 +15,7 @@ from veomni_hook.patches.adopt import adopt_patch
 from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode, plain
 from veomni_hook.patches.code.pattern import Pattern
-from veomni_hook.patches.code.tree import blocks
+from veomni_hook.patches.code.tree import module_statements
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.class_mapping import constructor_calls
@@ -67,7 +67,7 @@ def is_present(config: PatchConfig, document: Document, kind: str, name: str) ->
     if not config.is_pattern:
         return True
     if kind == "drop_import":
-        return any(name in importable(s) for block in blocks(document.tree) for s in block)
+        return any(name in importable(statement) for statement in module_statements(document.tree))
     return bool(top_level(document, name))
 
 

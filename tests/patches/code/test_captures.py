@@ -9,7 +9,7 @@ from veomni_hook.patches.code.pattern import Pattern
 def captures_of(pattern, code):
     upstream = Document(f"def f():\n    {code}\n")
     function = upstream.tree.body[0]
-    (match,) = Pattern(pattern, where="here").find_expressions(function)
+    (match,) = Pattern(pattern, where="here").find(function)
     return upstream, dict(match.captures)
 
 

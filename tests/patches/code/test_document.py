@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import at_start
 
 SAMPLE = '''\
 """Module."""
@@ -140,7 +141,7 @@ def test_where_a_block_goes(source, inline, expected):
     function = document.tree.body[0]
     assert document.is_inline(function) is inline
     if expected is not None:
-        assert source[document.body_start(function) :] == expected
+        assert source[at_start(document, function).start :] == expected
 
 
 def test_nodes_without_position_are_refused():

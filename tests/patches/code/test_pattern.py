@@ -142,7 +142,7 @@ def test_matches_come_in_the_order_of_the_text():
     document, function = upstream(
         "a = f(1)\nif x:\n    b = f(2)\n    while y: c = f(3)\nelse:\n    d = f(4)\n"
     )
-    found = parsed("f({n})").find_expressions(function)
+    found = parsed("f({n})").find(function)
     assert [captured(document, match)["n"] for match in found] == [["1"], ["2"], ["3"], ["4"]]
     block = parsed("b = f({n})\nwhile y: c = f({m})")
     (match,) = block.find_statements(function)

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.graph import Form, Scope, Unknown, canonical, digest
+from veomni_hook.patches.graph import Form, Scope, canonical, digest
+from veomni_hook.patches.reasons import Reason
 
 HEADER = """
 import torch
@@ -28,13 +29,13 @@ def last_function(tree: ast.Module) -> FunctionNode:
     return found[-1]
 
 
-def outcome(text: str, header: str = HEADER) -> Form | Unknown:
+def outcome(text: str, header: str = HEADER) -> Form | Reason:
     """The form of the last function."""
     tree = module(text, header)
     return canonical(last_function(tree), Scope(tree))
 
 
-def method_outcome(text: str, owner: str = "M", name: str = "forward") -> Form | Unknown:
+def method_outcome(text: str, owner: str = "M", name: str = "forward") -> Form | Reason:
     """The form of a method."""
     scope = Scope(module(text))
     members = {
@@ -63,8 +64,8 @@ def forward(body: str, arguments: str = "h") -> Form:
 def unknown(text: str) -> str:
     """Why the last function has no form."""
     found = outcome(text)
-    assert isinstance(found, Unknown), found.result
-    return found.reason
+    assert isinstance(found, Reason), found.result
+    return found.removesuffix(f" (line {found.line})")
 
 
 def executed(text: str, name: str | None = None) -> Callable[..., object]:

@@ -7,7 +7,6 @@ import pytest
 from veomni_hook.patches.graph import (
     Difference,
     Scope,
-    Unknown,
     canonical,
     recognised,
     reference_form,
@@ -15,6 +14,7 @@ from veomni_hook.patches.graph import (
     specific_first,
     variant_names,
 )
+from veomni_hook.patches.reasons import Reason
 
 MLP = "kernels/gated_mlp/reference.py"
 
@@ -64,7 +64,7 @@ def test_what_comes_after_a_formula_is_told():
 
 
 def test_code_that_is_not_followed():
-    found = recognised(MLP, Unknown("a loop", 7), {})
+    found = recognised(MLP, Reason("a loop", line=7), {})
     assert found == Difference("a loop (line 7)", 0.0, 7)
 
 

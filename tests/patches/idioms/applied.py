@@ -66,7 +66,7 @@ def spliced(source: str, sites: Iterable[Site]) -> str:
     """Return ``source`` with the edits of all ``sites``."""
     edits = [replace(edit, patch=number) for number, site in enumerate(sites) for edit in site.edits]
     document = Document(source)
-    return apply_edits(source, with_copies(document, composed(document, edits)[0]))
+    return apply_edits(source, with_copies(document, composed(document, edits)))
 
 
 def changed(text: str, *changes: tuple[str, str], count: int = -1) -> str:

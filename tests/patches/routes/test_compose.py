@@ -55,14 +55,13 @@ class Text:
         calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Name) and n.id == "turn"]
         edit = in_place(self.view, calls[call], text)
         self.edits.append(replace(edit, patch=step))
-        self.marks.append(
-            mark_statement(self.view.document, self.function, edit.start, step, f"# call {step}")
-        )
+        mark = mark_statement(self.view.document, self.function, edit.start, f"# call {step}")
+        self.marks.append(replace(mark, patch=step))
 
     def written(self, *, markers: bool = True, others: tuple[Edit, ...] = ()) -> str:
         """The copy of the method, or the method if it has none, without the indentation of the class."""
         document = self.view.document
-        edits, _ = composed(document, self.edits, self.marks, others)
+        edits = composed(document, self.edits, self.marks, others)
         made = with_copies(document, [*edits, *others], markers=markers)
         text = apply_edits(document.source, made, markers=markers)
         lines, last = text.splitlines(keepends=True), ast.parse(text).body[-1]
@@ -189,7 +188,7 @@ def test_a_bracket_that_closes_at_the_end_of_a_long_line_is_wrapped_with_it():
     value = source.index("turn(")
     ends = [Edit(value, value, "a_slot_with_a_long_name.output(x, ", 0)]
     ends.append(Edit(document.line_end(value), document.line_end(value), ")", 0))
-    edits, _ = composed(document, ends)
+    edits = composed(document, ends)
     written = apply_edits(source, edits)
     assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(apply_edits(source, ends)))
     assert len(edits) == 1 and max(map(len, written.split("\n"))) <= 120
@@ -199,10 +198,10 @@ def test_calls_that_share_a_line_share_its_edit():
     text = Text(CALL)
     text.bind(0, 0, LONG)
     text.bind(1, 1, LONG)
-    edits, shared = composed(text.view.document, text.edits)
-    assert len(edits) == 1 and {0, 1} <= shared.keys() and shared[1] == {edits[0].patch}
+    (edit,) = composed(text.view.document, text.edits)
+    assert edit.patches == {0, 1}
     source = text.view.document.source
-    written = apply_edits(source, edits)
+    written = apply_edits(source, [edit])
     assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(source.replace("turn(", f"{LONG}(")))
     assert max(map(len, written.split("\n"))) <= 120 and "# why" in written
 

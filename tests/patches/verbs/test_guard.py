@@ -45,7 +45,7 @@ def planned(source, target, guard, *, before=None, digests=None, matches=1):
     )  # fmt: skip
     task = task_of(document, patch)
     plan_guard(task)
-    edits = task.plan.edits
+    edits = task.plan.finished()
     assert {edit.patch for edit in edits} == {0}
     text, plain = apply_edits(source, edits), apply_edits(source, edits, markers=False)
     compile(text, "text", "exec")

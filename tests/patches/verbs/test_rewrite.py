@@ -23,7 +23,7 @@ def planned(source, pattern, replacement, *, target="f", matches=1, digests=()):
     )  # fmt: skip
     task = task_of(document, patch)
     plan_rewrite(task)
-    edits = task.plan.edits
+    edits = task.plan.finished()
     assert {edit.patch for edit in edits} == {0}
     text, plain = apply_edits(source, edits), apply_edits(source, edits, markers=False)
     compile(text, "text", "exec")
@@ -195,7 +195,7 @@ def rewrite_to_itself(path):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         for text in IDENTITIES if len(document.find(definition.qualname)) == 1 else []:
-            found = Pattern(text, where="here").find_expressions(node)
+            found = Pattern(text, where="here").find(node)
             spans = [match.span(document) for match in found]
             if not found or any(end > start for (_, end), (start, _) in pairwise(spans)):
                 continue

@@ -18,6 +18,8 @@ from typing import Literal, TypeAlias
 from veomni_hook.patches.code.tree import DEFINITIONS, FUNCTIONS, chain, child_nodes
 
 __all__ = [
+    "ACCESSORS",
+    "NEWLINE",
     "Definition",
     "DefinitionNode",
     "Document",
@@ -30,12 +32,12 @@ __all__ = [
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 DefinitionNode: TypeAlias = FunctionNode | ast.ClassDef | ast.Assign | ast.AnnAssign
-_NEWLINE = re.compile(r"\r\n|\r|\n")
+NEWLINE = re.compile(r"\r\n|\r|\n")
 # Blanks, brackets, joined lines and comments may be between the `@` and the expression.
 _DECORATOR_HEAD = re.compile(r"@(?:[\s(\\]|#[^\r\n]*[\r\n])*")
 _LINE_REST = re.compile(r"[ \t\f]*;?[ \t\f]*(?:#.*)?")
 _Accessor: TypeAlias = Literal["", "setter", "deleter"]
-_ACCESSORS: tuple[_Accessor, ...] = ("setter", "deleter")
+ACCESSORS: tuple[_Accessor, ...] = ("setter", "deleter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class Document:
         self.source = source
         self.module = module
         self.tree = ast.parse(source, filename=module)
-        self._line_starts = [0, *(match.end() for match in _NEWLINE.finditer(source))]
-        first = _NEWLINE.search(source)
+        self._line_starts = [0, *(match.end() for match in NEWLINE.finditer(source))]
+        first = NEWLINE.search(source)
         self.newline = "\r\n" if first is not None and first.group() == "\r\n" else "\n"
 
     # Offsets
@@ -91,7 +93,7 @@ class Document:
 
     def line_end(self, offset: int) -> int:
         """Offset after the last character of the line that contains ``offset``, before its newline."""
-        newline = _NEWLINE.search(self.source, offset)
+        newline = NEWLINE.search(self.source, offset)
         if newline is None:
             return len(self.source)
         # Between the two characters of a line ending, the line has already ended.
@@ -194,18 +196,6 @@ class Document:
         rest = statements_of(node)
         return not all(self.begins_line(statement) for statement in (*node.body[:1], *rest[:1]))
 
-    def body_start(self, node: FunctionNode | ast.ClassDef) -> int:
-        """Offset where a block can be inserted before the first statement after the docstring.
-
-        It is the beginning of that statement's line (decorators included), or of the line after a docstring
-        that is the whole body. At the end of a text without a last newline, the caller has to insert one
-        first. Meaningless if `is_inline`.
-        """
-        rest = statements_of(node)
-        if rest:
-            return self.line_start(self.span(rest[0])[0])
-        return self.next_line(self.end(node.body[0]))
-
     # Definitions
 
     def definitions(self) -> list[Definition]:
@@ -279,7 +269,7 @@ def _walk(
         elif isinstance(node, FUNCTIONS):
             in_class = isinstance(scope, ast.ClassDef)
             decorators = {chain(decorator) for decorator in node.decorator_list} if in_class else set()
-            accessor: _Accessor = next((one for one in _ACCESSORS if f"{node.name}.{one}" in decorators), "")
+            accessor: _Accessor = next((one for one in ACCESSORS if f"{node.name}.{one}" in decorators), "")
             name = f"{prefix}{node.name}" + (f".{accessor}" if accessor else "")
             yield Definition(name, node, parents, "method" if in_class else "function", accessor)
             yield from _walk(node.body, f"{name}.<locals>.", inside, node)

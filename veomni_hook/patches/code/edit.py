@@ -25,6 +25,7 @@ __all__ = [
     "apply_edits",
     "at_start",
     "before",
+    "before_blanks",
     "edited",
     "logical_line",
     "marker_comment",
@@ -52,6 +53,7 @@ class Edit:
         end: offset after the last character.
         text: the replacement.
         patch: index of the applied patch that the edit belongs to; -1 if none.
+        also: indices of further patches that it carries out.
         marker: the edit only adds comments, which the text for ``diff`` omits.
         fuses: nothing is replaced: the text is put before every line of the range, including lines that other
             edits insert, in a copy of the method that runs if this condition holds. Only routes write such
@@ -63,9 +65,15 @@ class Edit:
     end: int
     text: str
     patch: int = -1
+    also: frozenset[int] = frozenset()
     marker: bool = False
     fuses: str = ""
     form: str = ""
+
+    @property
+    def patches(self) -> frozenset[int]:
+        """Every patch that the edit carries out."""
+        return self.also | {self.patch}
 
     @property
     def inserts(self) -> bool:
@@ -173,7 +181,7 @@ def at_start(document: Document, function: FunctionNode) -> Place:
         if rest:
             start = _above_comments(document, function, document.span(rest[0])[0])
             return Place(start, start, indent)
-        start = document.body_start(function)
+        start = document.next_line(document.end(first))
         if start == len(document.source) and not document.source.endswith(("\n", "\r")):
             return Place(start, start, indent, head="\n", tail="")
         return Place(start, start, indent)
@@ -183,12 +191,12 @@ def at_start(document: Document, function: FunctionNode) -> Place:
     if not document.begins_line(first):
         indent += "    "
         if rest[:1] != [first]:
-            start = _gap_before(document, first)
-            splits.append(Edit(start, document.start(first), f"{document.newline}{indent}"))
+            start = before_blanks(document, document.start(first))
+            splits.append(Edit(start, document.start(first), f"\n{indent}"))
     if not rest:
         end = document.end(first)
         return Place(end, end, indent, head="\n", tail="", splits=tuple(splits))
-    start = _gap_before(document, rest[0])
+    start = before_blanks(document, document.start(rest[0]))
     return Place(start, document.start(rest[0]), indent, head="\n", tail=f"\n{indent}", splits=tuple(splits))
 
 
@@ -231,9 +239,9 @@ def logical_line(document: Document, offset: int) -> tuple[int, int]:
     raise ValueError(f"no statement ends after line {document.lineno(start)}")
 
 
-def _gap_before(document: Document, node: ast.AST) -> int:
-    start = document.start(node)
-    return len(document.source[:start].rstrip(" \t\f"))
+def before_blanks(document: Document, offset: int) -> int:
+    """Offset of the blanks directly before ``offset`` in its line, or ``offset`` if there are none."""
+    return len(document.source[:offset].rstrip(" \t\f"))
 
 
 def _above_comments(document: Document, function: FunctionNode, start: int) -> int:
@@ -262,9 +270,12 @@ def string_lines(text: str) -> set[int]:
 
 
 def tokens(text: str) -> Iterator[tokenize.TokenInfo]:
-    """The tokens of a text; an f-string is one token on every Python release, as a string is."""
+    """The tokens of a text at any indentation; an f-string is one token on every release, as a string is."""
     opened: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    # The tokenizer accepts an indented first line only after a header.
+    for read in tokenize.generate_tokens(io.StringIO(f"if 1:\n{text}").readline):
+        (row, column), (last, end) = read.start, read.end
+        token = read._replace(start=(row - 1, column), end=(last - 1, end))
         kind = tokenize.tok_name[token.type]
         if kind.endswith("STRING_START"):
             opened.append(token)
@@ -272,7 +283,7 @@ def tokens(text: str) -> Iterator[tokenize.TokenInfo]:
             first = opened.pop()
             if not opened:
                 yield tokenize.TokenInfo(tokenize.STRING, "", first.start, token.end, first.line)
-        elif not opened:
+        elif not opened and row > 1:
             yield token
 
 
@@ -286,10 +297,9 @@ def reindent(text: str, old: str, new: str) -> str:
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if not lines[0].startswith(old):
         lines[0] = old + lines[0].lstrip(" \t\f")
-    # The tokenizer requires a first line without indentation; lines inside strings must not change.
-    inside = string_lines("if 1:\n" + "\n".join(lines) if old else "\n" + "\n".join(lines))
+    inside = string_lines("\n".join(lines))  # they must not change
     moved = []
-    for number, line in enumerate(lines, start=2):
+    for number, line in enumerate(lines, start=1):
         if number in inside:
             moved.append(line)
             continue

@@ -6,7 +6,7 @@ import ast
 import re
 
 from veomni_hook.errors import PatchError
-from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.document import NEWLINE, Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.tree import DEFINITIONS, blocks, walk_ast
 
@@ -17,7 +17,6 @@ _FROM = re.compile(
     rf"from(?P<gap>{_BLANK})(?P<module>(?:\.{_BLANK})*\.(?P<name>{_BLANK}[^\s.\\]+(?:{_BLANK}\.{_BLANK}[^\s.\\]+)*)?)"
 )
 _DOTS = re.compile(rf"from(?P<gap>{_BLANK})(?P<module>(?:\.{_BLANK})*\.)")
-_NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
 def absolute_imports(document: Document, module: str) -> str:
@@ -42,7 +41,7 @@ def absolute_imports(document: Document, module: str) -> str:
             raise ValueError(f"no relative import at line {node.lineno} of {module}")
         if not match["gap"]:
             text = f" {text}"
-        joins = _NEWLINE.findall(match["module"])
+        joins = NEWLINE.findall(match["module"])
         # A name that spanned several joined lines becomes one; the number of lines must not change.
         text += "".join(f" \\{newline}" for newline in joins)
         if not joins and document.source[match.end() : match.end() + 1].isalpha():

@@ -76,16 +76,13 @@ class Pattern:
             self._collect(statement)
 
     def find(self, function: FunctionNode) -> list[Match]:
-        """Every match in a function, of expressions or of statements, depending on the pattern."""
-        return self.find_statements(function) if self.expression is None else self.find_expressions(function)
-
-    def find_expressions(self, function: FunctionNode) -> list[Match]:
-        """Every expression of ``function``'s body that the pattern's expression matches, in text order."""
+        """Every match in a function, of expressions or of statements as the pattern is, in text order."""
+        if self.expression is None:
+            return self.find_statements(function)
         matches = []
         for node in expressions(function.body):
             if isinstance(getattr(node, "ctx", None), ast.Load | None):
-                bound = next(_MATCHING.node(self.expression, node, {}), None)
-                if self.expression is not None and bound is not None:
+                if (bound := next(_MATCHING.node(self.expression, node, {}), None)) is not None:
                     matches.append(Match((node,), bound))
         return sorted(matches, key=lambda match: (match.nodes[0].lineno, match.nodes[0].col_offset))
 

@@ -23,6 +23,7 @@ __all__ = [
     "Use",
     "bound_by",
     "bound_names",
+    "defaults",
     "free_name",
     "global_bindings",
     "global_uses",
@@ -66,6 +67,15 @@ def parameters(function: FunctionNode | ast.Lambda) -> list[ast.arg]:
 def parameter_names(function: FunctionNode | ast.Lambda) -> set[str]:
     """The names of `parameters`."""
     return {parameter.arg for parameter in parameters(function)}
+
+
+def defaults(function: FunctionNode | ast.Lambda) -> dict[str, ast.expr | None]:
+    """The default of every parameter that takes a single argument, in their order; None if it has none."""
+    spec = function.args
+    positional = [*spec.posonlyargs, *spec.args]
+    values = [*[None] * (len(positional) - len(spec.defaults)), *spec.defaults, *spec.kw_defaults]
+    names = [parameter.arg for parameter in (*positional, *spec.kwonlyargs)]
+    return dict(zip(names, values, strict=True))
 
 
 @lru_cache(maxsize=_ASKED)
@@ -260,7 +270,7 @@ def _uses(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[s
 
 def _defaults(function: FunctionNode | ast.Lambda) -> list[ast.expr]:
     """The defaults of a function's parameters, which are evaluated around it."""
-    return [*function.args.defaults, *(value for value in function.args.kw_defaults if value is not None)]
+    return [default for default in defaults(function).values() if default is not None]
 
 
 def _annotation(node: ast.expr | None, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:

@@ -17,7 +17,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,12 @@ class Snippet:
         if not isinstance(node, DEFINITIONS):
             raise TypeError(f"a snippet holds one definition, not {type(node).__name__}")
         return node
+
+    def with_text(self, text: str) -> Snippet:
+        """The snippet with another text of its definition; itself if the text is the same."""
+        if text == self.document.source:
+            return self
+        return replace(self, document=Document(text, self.document.module))
 
     def named(self, name: str, *, without: frozenset[str] = frozenset(), references: bool = False) -> str:
         """The text, with the definition renamed to ``name``.

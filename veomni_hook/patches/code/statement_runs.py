@@ -38,11 +38,6 @@ class Run:
         """The run itself, at least one statement."""
         return self.block[self.first : self.last + 1]
 
-    @property
-    def tail(self) -> list[ast.stmt]:
-        """The statements after it in its block."""
-        return self.block[self.last + 1 :]
-
     def longer(self, limit: int) -> Iterator[Run]:
         """The run, then runs of up to ``limit`` statements, each starting one assignment earlier."""
         for first in range(self.first, max(self.last - limit, -1), -1):
@@ -92,15 +87,20 @@ def put_together(
     Returns:
         None if something would be computed twice or not at all, or if the order of calls would change.
     """
-    value = getattr(statements[-1], "value", None)
-    simple = all(simple_target(statement) is not None for statement in statements[:-1])
-    if not isinstance(value, ast.expr) or _opaque(statements[-1]) or not simple:
-        return None
+    *before, last = statements
     builder = _Builder(taken, kernel)
-    for statement in statements[:-1]:
-        builder.assign(statement)
+    originals: list[ast.AST] = []
+    for statement in before:
+        name, assigned = binding(statement)
+        if assigned is None or _opaque(statement):
+            return None
+        builder.known[name] = builder.build(assigned)
+        originals += _computed(assigned)
+    value = getattr(last, "value", None)
+    if not isinstance(value, ast.expr) or _opaque(last):
+        return None
     result = builder.build(value)
-    originals = [node for statement in statements for node in _computed(getattr(statement, "value"))]  # noqa: B009
+    originals += _computed(value)
     if taken is not None and operands is not None:
         whole = builder.built.get(taken)
         foreign = any(node not in builder.built and any(_computed(node)) for node in operands.values())
@@ -156,12 +156,6 @@ class _Builder:
         #: Whether a computation was moved to a place that is not always evaluated.
         self.skips = False
         self._depth = 0
-
-    def assign(self, statement: ast.stmt) -> None:
-        name = simple_target(statement)
-        value = getattr(statement, "value", None)
-        if name is not None and isinstance(value, ast.expr):
-            self.known[name] = self.build(value)
 
     def build(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Name) and node.id in self.known:

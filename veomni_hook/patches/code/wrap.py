@@ -75,11 +75,10 @@ def _by_line(text: str) -> dict[int, list[_Token]]:
     broken: set[int] = set()
     lines = text.split("\n")
     ends: dict[int, int] = {}
-    # The first line may be indented, which the tokenizer accepts only after a header.
-    for token in tokens(f"if 1:\n{text}\n"):
+    for token in tokens(f"{text}\n"):
         (row, column), (last, end) = token.start, token.end
-        row, last = row - 2, last - 2
-        if row < 0 or (token.type != tokenize.STRING and not token.string.strip()):
+        row, last = row - 1, last - 1
+        if token.type != tokenize.STRING and not token.string.strip():
             continue
         if row != last:
             broken.update(range(row, last + 1))

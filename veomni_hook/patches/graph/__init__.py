@@ -38,7 +38,6 @@ from veomni_hook.patches.graph.matching import (
 from veomni_hook.patches.graph.nodes import (
     Form,
     Node,
-    Unknown,
     constant,
     has_source,
     is_constant,
@@ -67,7 +66,6 @@ __all__ = [
     "Node",
     "Rule",
     "Scope",
-    "Unknown",
     "branches",
     "canonical",
     "constant",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names
@@ -28,9 +28,6 @@ from veomni_hook.patches.interpreter.walk import bound, evaluate, run, super_nam
 
 __all__ = ["HARMLESS_DECORATORS", "Trace", "call"]
 
-#: A function, the class that defines it, and whether it is called on ``self``.
-Callee: TypeAlias = tuple[FunctionNode, ast.ClassDef | None, bool]
-
 _MOST_CALLS = 6
 #: Decorators that do not change what a function computes.
 HARMLESS_DECORATORS = (
@@ -45,6 +42,7 @@ HARMLESS_DECORATORS = (
 _CASTS = ("float", "double", "half", "bfloat16", "long", "int", "bool")
 
 
+@dataclass(eq=False)
 class Trace:
     """What all frames of one evaluation share.
 
@@ -54,11 +52,10 @@ class Trace:
         loops: the number of loops that have been entered.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.calls: list[Node] = []
-        self.loops = 0
-        self._serials: Counter[bytes] = Counter()
+    scope: Scope
+    calls: list[Node] = field(default_factory=list)
+    loops: int = 0
+    _serials: Counter[bytes] = field(default_factory=Counter)
 
     def opaque(self, args: tuple[Node, ...], keywords: tuple[str, ...], origin: ast.expr) -> Node:
         """A call of unknown code: two identical calls have different results.
@@ -91,7 +88,7 @@ def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
         raise UnclearError("out= writes to a tensor", node, writes=True)
     result = None
     if parent is not None:
-        result = invocation.followed(parent)
+        result = invocation.followed(*parent)
     elif callee.op == "global":
         result = invocation.of_global(str(callee.value))
     elif isinstance(function, ast.Attribute) and receiver is not None:
@@ -99,7 +96,7 @@ def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
             result = invocation.of_tensor(function, receiver)
         elif callee == Node("attribute", (), function.attr):
             method = _method(frame.owner, function.attr, trace)
-            result = invocation.followed(method) if method is not None else None
+            result = invocation.followed(*method) if method is not None else None
     if result is None:
         return invocation.unknown(callee)
     if result.origin is not node:
@@ -137,7 +134,7 @@ class _Call:
             if result is not None:
                 return result
         if path.startswith(":") and (function := self.trace.scope.functions.get(path[1:])) is not None:
-            return self.followed((function, None, False))
+            return self.followed(function)
         package, _, name = path.rpartition(".")
         if package != "builtins" or self.keywords or not self.plain or not self.positional:
             return None
@@ -258,13 +255,16 @@ class _Call:
             raise UnclearError(f"{path} changes its argument in place", self.node, writes=True)
         return self.trace.opaque(args, names, self.node)
 
-    def followed(self, callee: Callee) -> Node | None:
+    def followed(self, function: FunctionNode, home: ast.ClassDef | None = None) -> Node | None:
         """The result of a call of a function of this file; None if the call is not followed.
+
+        Args:
+            function: the function, or the method of ``self``.
+            home: the class that defines the method.
 
         Raises:
             UnclearError: the function changes an argument in place.
         """
-        function, home, on_self = callee
         frame, calls = self.frame, self.trace.calls
         decorators = [decorator_name(decorator) for decorator in function.decorator_list]
         if (
@@ -274,15 +274,15 @@ class _Call:
             or any(name not in HARMLESS_DECORATORS for name in decorators)
         ):
             return None
-        on_instance = on_self and "staticmethod" not in decorators
+        on_instance = home is not None and "staticmethod" not in decorators
         positional = [Node("self"), *self.positional] if on_instance else self.positional
         values = _parameter_values(function, positional, self.keywords)
         if values is None:
             return None
-        inner = Frame(frame.domain, values, local_names(function), frame.depth + 1)
+        borrowed = frozenset(root for value in values.values() for root in roots(value))
+        inner = Frame(frame.domain, values, local_names(function), frame.depth + 1, borrowed=borrowed)
         inner.effects = frame.effects
-        inner.borrowed = frozenset(root for value in values.values() for root in roots(value))
-        if on_self:
+        if home is not None:
             inner.owner, inner.home = frame.owner, home
             inner.values.update(_attributes(frame))
         known, effects = len(calls), len(frame.effects)
@@ -294,7 +294,7 @@ class _Call:
                 raise
             del calls[known:], frame.effects[effects:]
             return None
-        if on_self:
+        if home is not None:
             frame.values.update(_attributes(inner))
         if result is not None and result.op == "raise":
             return None
@@ -327,10 +327,11 @@ def _sequence(arguments: list[Node]) -> Node:
     return Node("tuple", tuple(arguments))
 
 
-def _method(owner: ast.ClassDef | None, name: str, trace: Trace, *, above: bool = False) -> Callee | None:
+def _method(
+    owner: ast.ClassDef | None, name: str, trace: Trace, *, above: bool = False
+) -> tuple[FunctionNode, ast.ClassDef] | None:
     """A method of ``self`` whose class is ``owner``, or, with ``above``, of ``super()`` in that class."""
-    method = trace.scope.method(owner, name, above=above) if owner is not None and name else None
-    return (*method, True) if method is not None else None
+    return trace.scope.method(owner, name, above=above) if owner is not None and name else None
 
 
 def _attributes(frame: Frame[Node]) -> dict[str, Node]:

@@ -16,10 +16,11 @@ from veomni_hook.patches.code.scope import local_names, parameters
 from veomni_hook.patches.code.tree import binding
 from veomni_hook.patches.graph.formula import Formula
 from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
-from veomni_hook.patches.graph.nodes import Form, Node, Unknown, brief, constant, walk
+from veomni_hook.patches.graph.nodes import Form, Node, brief, constant, walk
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import receiver_name, run
+from veomni_hook.patches.reasons import Reason
 from veomni_hook.patterns import combinations, pattern_file, pattern_source
 
 __all__ = [
@@ -40,8 +41,8 @@ def canonical(
     owner: ast.ClassDef | None = None,
     *,
     body: Sequence[ast.stmt] | None = None,
-) -> Form | Unknown:
-    """The form of a function.
+) -> Form | Reason:
+    """The form of a function, or the reason why it has none, with the line of the code that prevents it.
 
     Args:
         function: the function, or method of ``owner``.
@@ -49,12 +50,17 @@ def canonical(
         owner: the class of ``self``.
         body: follow only these statements; names that the other statements bind are unknown then.
     """
-    if body is not None:
-        return _interpreted(function, scope, owner, body)
     key = (id(function), id(owner))
-    if key not in scope.cache:
-        scope.cache[key] = _interpreted(function, scope, owner, function.body)
-    return scope.cache[key]
+    if body is None and key in scope.cache:
+        return scope.cache[key]
+    form: Form | Reason
+    try:
+        form = _interpreted(function, scope, owner, function.body if body is None else body)
+    except UnclearError as error:
+        form = error.at(function).reason
+    if body is None:
+        scope.cache[key] = form
+    return form
 
 
 def _interpreted(
@@ -65,16 +71,19 @@ def _interpreted(
     *,
     activations: bool = False,
     records: Mapping[str, Mapping[str, Hashable]] | None = None,
-) -> Form | Unknown:
-    """The form of statements of a function, as `canonical` returns it, without a cache.
+) -> Form:
+    """The form of statements of a function.
 
     Args:
         records: parameters whose attributes are known, which are no arguments of the form.
         activations: a parameter annotated as a Callable keeps the dtype and shape of one tensor, and one
             annotated as an nn.Parameter has as many dimensions as an attribute: nobody knows how many.
+
+    Raises:
+        UnclearError: it has none.
     """
     if isinstance(function, ast.AsyncFunctionDef):
-        return Unknown("an async function is not followed", function.lineno)
+        raise UnclearError("an async function is not followed", function)
     static = any(getattr(decorator, "id", "") == "staticmethod" for decorator in function.decorator_list)
     receiver = receiver_name(function) if owner is not None and not static else ""
     records = records or {}
@@ -91,12 +100,8 @@ def _interpreted(
     if receiver:
         values[receiver] = Node("self")
     domain = Formula(scope)
-    frame = Frame(domain, values, local_names(function))
-    frame.owner = frame.home = owner
-    try:
-        result = run(body, frame) or Node("constant")
-    except UnclearError as error:
-        return Unknown(error.args[0], error.reason.line or function.lineno)
+    frame = Frame(domain, values, local_names(function), owner=owner, home=owner)
+    result = run(body, frame) or Node("constant")
     used = {node.key for node in walk(result, *frame.effects)}
     unused = [call for call in domain.trace.calls if call.key not in used]
     return Form(names, result, (*frame.effects, *unused), tuple(domain.followed), receiver, function.lineno)
@@ -179,9 +184,11 @@ def reference_form(path: str, function: str, layout: str = "") -> Form:
     if node is None:
         raise ValueError(f"{path} defines no function {function}")
     records = {"layout": layouts(path.split("/")[1])[layout]} if layout else None
-    form = _interpreted(node, scope, None, node.body, activations=True, records=records)
-    if isinstance(form, Unknown):
-        raise ValueError(f"{function} in {path}, line {form.lineno}: {form.reason}")
+    try:
+        form = _interpreted(node, scope, None, node.body, activations=True, records=records)
+    except UnclearError as error:
+        line = error.at(node).reason.line
+        raise ValueError(f"{function} in {path}, line {line}: {error.args[0]}") from error
     if not layout:
         return form
     used = {inner.value for inner in walk(form.result) if inner.op == "argument"}
@@ -190,7 +197,7 @@ def reference_form(path: str, function: str, layout: str = "") -> Form:
 
 def recognised(
     path: str,
-    form: Form | Unknown,
+    form: Form | Reason,
     rules: Mapping[str, Rule],
     *,
     names: Sequence[str] = (),
@@ -200,7 +207,7 @@ def recognised(
 
     Args:
         path: the reference file.
-        form: what upstream's code computes; `Unknown` matches no formula.
+        form: what upstream's code computes; the reason why it is unknown matches no formula.
         rules: what operands may match, by their names.
         names: the functions to try, in this order; by default the formulas of all variants.
         otherwise: the rule for operands that ``rules`` does not name.
@@ -208,8 +215,8 @@ def recognised(
     Returns:
         The function's name and the match, or the difference to the nearest formula.
     """
-    if isinstance(form, Unknown):
-        return Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno)
+    if isinstance(form, Reason):
+        return Difference(str(form), 0.0, form.line)
     names = names or reference_names(path)
     nearest = Difference("", -1.0)
     for name in names:

@@ -154,6 +154,7 @@ def _roots(form: Form | Node) -> tuple[Node, ...]:
     return (form.result, *form.effects) if isinstance(form, Form) else (form,)
 
 
+@dataclass(eq=False)
 class _Matcher:
     """One search.
 
@@ -164,13 +165,12 @@ class _Matcher:
         text: this difference; ``lineno``: its line.
     """
 
-    def __init__(self, rules: Mapping[str, Rule]) -> None:
-        self.rules = rules
-        self.open = 0
-        self.line = 0
-        self.matched = -1
-        self.text = ""
-        self.lineno = 0
+    rules: Mapping[str, Rule]
+    open: int = 0
+    line: int = 0
+    matched: int = -1
+    text: str = ""
+    lineno: int = 0
 
     def match_all(self, pairs: list[tuple[Node, Node]], bound: _Bound) -> Iterator[_Bound]:
         """Every way in which all pairs match together."""

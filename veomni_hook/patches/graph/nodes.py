@@ -12,14 +12,11 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from veomni_hook.patches.reasons import Code, Reason
-
 __all__ = [
     "COMMUTATIVE",
     "UNBOUND",
     "Form",
     "Node",
-    "Unknown",
     "brief",
     "constant",
     "has_source",
@@ -158,19 +155,6 @@ class Form:
     inlined: tuple[str, ...] = ()
     receiver: str = ""
     lineno: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The reason why a function has no form, and the line of the code that prevents it."""
-
-    reason: str
-    lineno: int = 0
-
-    @property
-    def why(self) -> Reason:
-        """It as the reason of a site, with the line."""
-        return Reason(self.reason, Code.NOT_FOLLOWED, self.lineno)
 
 
 _OPERATORS = {"is": " is ", "and": " and ", "or": " or ", "eq": " == ", "lt": " < ", "le": " <= "}

@@ -24,7 +24,8 @@ from veomni_hook.patches.code.tree import (
     module_statements,
     walk_ast,
 )
-from veomni_hook.patches.graph.nodes import Form, Unknown
+from veomni_hook.patches.graph.nodes import Form
+from veomni_hook.patches.reasons import Reason
 
 __all__ = ["Scope"]
 
@@ -54,7 +55,7 @@ class Scope:
     def __init__(self, tree: ast.Module) -> None:
         self.functions: dict[str, FunctionNode] = {}
         self.classes: dict[str, ast.ClassDef] = {}
-        self.cache: dict[tuple[int, int], Form | Unknown] = {}
+        self.cache: dict[tuple[int, int], Form | Reason] = {}
         self.replaced = Redefinitions(tree)
         self.refused: dict[str, str] = {}
         self._meanings: dict[str, str | None] = {}

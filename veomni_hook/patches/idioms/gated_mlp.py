@@ -40,7 +40,6 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Rule,
-    Unknown,
     match,
     reference_form,
     source,
@@ -294,7 +293,7 @@ class _Search(Method):
             return None
         runs = Run(self.method, block, index, index).longer(_LONGEST)
         known = [(run, self.form_of(run)) for run in runs]
-        self.differences += [(0.0, form.why) for _, form in known if isinstance(form, Unknown)]
+        self.differences += [(0.0, form) for _, form in known if isinstance(form, Reason)]
         forms = [(run, form) for run, form in known if isinstance(form, Form)]
         inside = set(walk_ast(value))
         for variant in specific_first(OP):

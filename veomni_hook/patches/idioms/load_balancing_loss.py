@@ -26,7 +26,6 @@ from veomni_hook.patches.graph import (
     Form,
     Match,
     Scope,
-    Unknown,
     canonical,
     digest,
     match,
@@ -56,16 +55,16 @@ def spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
         scope = reference_scope(pattern_file(OP, path))
         for name, function in scope.functions.items():
             spelling = forms(function, scope)
-            if not isinstance(spelling, Unknown):
+            if not isinstance(spelling, Reason):
                 spelled.append((variant or name, spelling))
     return tuple(spelled)
 
 
-def forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
+def forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Reason:
     """The forms of a function for each case of `_CASES`: kinds of logits, with and without a mask."""
     parameters = [parameter.arg for parameter in function.args.args]
     if len(parameters) < 2:
-        return Unknown("it takes no logits and mask", function.lineno)
+        return Reason("it takes no logits and mask", line=function.lineno)
     by_case = []
     for absent, is_tuple, unmasked in _CASES:
         facts = {
@@ -76,7 +75,7 @@ def forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
         special = copy.copy(function)
         special.body = Case(facts).block(function.body)
         form = canonical(special, scope, body=special.body)
-        if isinstance(form, Unknown):
+        if isinstance(form, Reason):
             return form
         by_case.append(form)
     return tuple(by_case)
@@ -213,8 +212,8 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
     if reason := view.why_unclear(function):
         return Reason(reason)
     own_forms = forms(function, view.scope)
-    if isinstance(own_forms, Unknown):
-        return own_forms.why
+    if isinstance(own_forms, Reason):
+        return own_forms
     nearest = None
     for variant, spelling in spellings():
         outcomes = [

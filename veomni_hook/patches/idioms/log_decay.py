@@ -270,7 +270,7 @@ class _Search(Method):
         """The decay's operands, if the statement computes one."""
         form = self.form_of(Run(self.method, block, index, index))
         if not isinstance(form, Form):
-            self.reason = form.why
+            self.reason = form
             return None
         nodes = _of_heads(form.result)
         if nodes is None:

@@ -27,7 +27,6 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Rule,
-    Unknown,
     constant,
     decided,
     digest,
@@ -324,7 +323,7 @@ class _Search(Method):
             skips={self.target: routing.inlined} if routing.inlined else {},
         )
 
-    def form_of_locals(self, run: Run, names: Sequence[str]) -> Form | Unknown:
+    def form_of_locals(self, run: Run, names: Sequence[str]) -> Form | Reason:
         """What a run computes in the locals ``names``, as a tuple."""
         result = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
         last = ast.copy_location(ast.Return(result), run.statements[-1])

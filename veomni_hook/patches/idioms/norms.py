@@ -20,7 +20,6 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Rule,
-    Unknown,
     branches,
     canonical,
     digest,
@@ -31,7 +30,7 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.routes.guards import ask, before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status, slot_name
+from veomni_hook.patches.site import Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["PARAMETER", "forward_site", "is_centred"]
@@ -59,8 +58,8 @@ def forward_site(
     body = statements_of(forward)
     checks = len([*takewhile(_only_raises, body[:-1])])
     form = canonical(forward, view.scope, owner, body=body[checks:] if checks else None)
-    if isinstance(form, Unknown):
-        return missed(reason=form.why)
+    if isinstance(form, Reason):
+        return missed(reason=form)
     routes = _routes(op, form, rules)
     if isinstance(routes, Difference):
         return missed(reason=routes.why, form=digest(form))

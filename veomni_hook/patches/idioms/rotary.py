@@ -20,7 +20,6 @@ from veomni_hook.patches.graph import (
     Difference,
     Node,
     Rule,
-    Unknown,
     canonical,
     digest,
     receiver_name,
@@ -173,8 +172,8 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     if reason:
         return replace(missed, reason=reason)
     form = canonical(node, view.scope, owner if isinstance(owner, ast.ClassDef) else None)
-    if isinstance(form, Unknown):
-        return replace(missed, reason=form.why)
+    if isinstance(form, Reason):
+        return replace(missed, reason=form)
     outcome = recognised(_REFERENCE, form, {"unsqueeze_dim": _PLACE}, otherwise=TENSOR)
     if isinstance(outcome, Difference):
         return replace(missed, reason=outcome.why, form=digest(form))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from veomni_hook.patches.site import Missed
@@ -26,6 +27,7 @@ class UnclearError(Missed):
         self.writes = writes
 
 
+@dataclass(eq=False)
 class Frame(Generic[V]):
     """The names of one function that is being followed.
 
@@ -42,26 +44,20 @@ class Frame(Generic[V]):
         effects: side effects so far, in order; a followed function shares those of its caller.
     """
 
-    def __init__(
-        self, domain: Domain[V], values: dict[str, V], local: Set[str] = frozenset(), depth: int = 0
-    ) -> None:
-        self.domain = domain
-        self.values = values
-        self.local = local
-        self.depth = depth
-        self.owner: ast.ClassDef | None = None
-        self.home: ast.ClassDef | None = None
-        self.loops = self.contexts = 0
-        self.borrowed: frozenset[V] = frozenset()
-        self.effects: list[V] = []
+    domain: Domain[V]
+    values: dict[str, V]
+    local: Set[str] = frozenset()
+    depth: int = 0
+    owner: ast.ClassDef | None = None
+    home: ast.ClassDef | None = None
+    loops: int = 0
+    contexts: int = 0
+    borrowed: frozenset[V] = frozenset()
+    effects: list[V] = field(default_factory=list)
 
     def fork(self, values: Mapping[str, V] | None = None) -> Frame[V]:
         """A copy of this frame for another branch, with effects of its own."""
-        other = Frame(self.domain, dict(self.values if values is None else values), self.local, self.depth)
-        other.owner, other.home, other.loops = self.owner, self.home, self.loops
-        other.contexts = self.contexts
-        other.borrowed = self.borrowed
-        return other
+        return replace(self, values=dict(self.values if values is None else values), effects=[])
 
 
 class Domain(ABC, Generic[V]):

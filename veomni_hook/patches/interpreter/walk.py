@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.scope import defaults
 from veomni_hook.patches.code.tree import last_name
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.site import Missed
@@ -95,7 +96,10 @@ def may_leave(statement: ast.stmt) -> bool:
 def _branch(
     statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame[V], *, leaves: bool
 ) -> V | None:
-    """Follow each side of an `if`, and the ``rest`` of the function or loop if a side may leave the block."""
+    """Follow each side of an `if`, and the ``rest`` of the function or loop if a side may leave the block.
+
+    If the sides are blocks of their own, the domain may leave out one that cannot be followed.
+    """
     if isinstance(statement, ast.If):
         met, unmet = [*statement.body, *rest], [*statement.orelse, *rest]
     else:
@@ -104,41 +108,20 @@ def _branch(
     test = domain.test(statement.test, frame)
     if isinstance(test, bool):
         return run(met if test else unmet, frame)
-    results = _sides((statement.test, test), met, unmet, frame, blocks=not leaves)
-    return domain.left(test, results, statement, frame) if leaves and results != (None, None) else None
-
-
-def _sides(
-    condition: tuple[ast.expr, V],
-    met: Sequence[ast.stmt],
-    unmet: Sequence[ast.stmt],
-    frame: Frame[V],
-    *,
-    blocks: bool,
-) -> tuple[V | None, V | None]:
-    """What both sides of a condition, and its value, return. ``frame`` gets their values and effects.
-
-    If the sides are blocks of their own, the domain may leave out one that cannot be followed.
-    """
-    node, test = condition
-    frames = frame.fork(), frame.fork()
-    for outcome, side in zip((True, False), frames, strict=True):
-        frame.domain.assume(node, outcome, side)
-    try:
-        met_result, missed = run(met, frames[0]), None
-    except Missed as error:
-        if not blocks:
-            raise
-        met_result, missed = frame.domain.left_out(error, node, met, frames[0]), error
-    try:
-        unmet_result = run(unmet, frames[1])
-    except Missed as error:
-        if not blocks or missed is not None:
-            raise
-        unmet_result = frame.domain.left_out(error, node, unmet, frames[1])
-    results = met_result, unmet_result
-    frame.domain.join(frame, test, frames, results)
-    return results
+    sides = frame.fork(), frame.fork()
+    results: list[V | None] = []
+    left_out = False
+    for outcome, block, side in zip((True, False), (met, unmet), sides, strict=True):
+        domain.assume(statement.test, outcome, side)
+        try:
+            results.append(run(block, side))
+        except Missed as error:
+            if leaves or left_out:
+                raise
+            results.append(domain.left_out(error, statement.test, block, side))
+            left_out = True
+    domain.join(frame, test, sides, results)
+    return domain.left(test, results, statement, frame) if leaves and results != [None, None] else None
 
 
 def _follow(statement: ast.stmt, frame: Frame[V]) -> None:
@@ -273,17 +256,13 @@ class Bound(Generic[V]):
 
 def bound(function: FunctionNode, positional: Sequence[V], keywords: dict[str, V]) -> Bound[V]:
     """Bind the arguments of a call."""
-    spec = function.args
-    names = [parameter.arg for parameter in (*spec.posonlyargs, *spec.args)]
-    only = [parameter.arg for parameter in spec.kwonlyargs]
+    known = defaults(function)
+    names = [parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args)]
     result = Bound(dict(zip(names, positional, strict=False)), rest=list(positional[len(names) :]))
     for name, value in keywords.items():
         result.repeated |= name in result.values
-        (result.values if name in (*names, *only) else result.others)[name] = value
-    defaults: dict[str, ast.expr | None] = dict.fromkeys((*names, *only))
-    defaults.update(zip(names[len(names) - len(spec.defaults) :], spec.defaults, strict=True))
-    defaults.update(zip(only, spec.kw_defaults, strict=True))
-    result.defaults = {name: default for name, default in defaults.items() if name not in result.values}
+        (result.values if name in known else result.others)[name] = value
+    result.defaults = {name: default for name, default in known.items() if name not in result.values}
     return result
 
 

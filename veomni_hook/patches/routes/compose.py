@@ -136,7 +136,8 @@ def _copy(document: Document, method: Definition, edits: Sequence[Edit], *, mark
         what = f"{method.qualname}, where kernels replace several statements"
         text = f"{marker_comment('FUSED', what)}\n{text}"
     at = document.next_line(document.full_end(method.parents[-1]))
-    return Edit(at, at, f"\n\n{text}", min(edit.patch for edit in inside if edit.form == FUSED))
+    patches = frozenset[int]().union(*(edit.patches for edit in inside if edit.form == FUSED))
+    return Edit(at, at, f"\n\n{text}", min(patches), patches)
 
 
 def _function(method: Definition) -> FunctionNode:
@@ -147,8 +148,8 @@ def _function(method: Definition) -> FunctionNode:
 
 def composed(
     document: Document, routed: Sequence[Edit], marks: Iterable[Edit] = (), others: Sequence[Edit] = ()
-) -> tuple[list[Edit], dict[int, set[int]]]:
-    """The edits that carry out routes, and the steps that are carried out by edits of others.
+) -> list[Edit]:
+    """The edits that carry out routes.
 
     Args:
         document: the module.
@@ -174,20 +175,11 @@ def composed(
         for method in methods
         for edit in asked_first(document, method, [e for e in routed if _is_in(document, method, e)])
     ]
-    plain, shared = _fitted(document, [*asked, *written], others)
-    fused, also = _fitted(document, _moved(document, routed, marks), others)
-    for index, holders in also.items():
-        shared.setdefault(index, set()).update(holders)
+    plain = _fitted(document, [*asked, *written], others)
+    fused = _fitted(document, _moved(document, routed, marks), others)
     copied = {id(edit) for edit in (*plain, *fused) for method in methods if _is_in(document, method, edit)}
     edits = [replace(edit, form=PLAIN) if id(edit) in copied else edit for edit in plain]
-    for method in methods:
-        edits_of = [edit for edit in fused if id(edit) in copied and _is_in(document, method, edit)]
-        edits += (replace(edit, form=FUSED) for edit in edits_of)
-        # All of them are in the insertion of the copy, which has the first one's number.
-        steps = {edit.patch for edit in edits_of}
-        for index in steps:
-            shared.setdefault(index, set()).add(min(steps))
-    return edits, shared
+    return [*edits, *(replace(edit, form=FUSED) for edit in fused if id(edit) in copied)]
 
 
 def _fusing(document: Document, routed: Sequence[Edit]) -> list[Definition]:
@@ -239,10 +231,10 @@ def _lines(document: Document, edit: Edit) -> Iterator[int]:
     """
     start = document.line_start(edit.start)
     text = document.source[start : edit.end]
-    inside = _inside_strings(text)
+    inside = string_lines(text)
     while start < edit.end:
         following = document.next_line(start)
-        number = document.lineno(start) - document.lineno(edit.start)
+        number = document.lineno(start) - document.lineno(edit.start) + 1
         if document.source[start:following].strip() and number not in inside:
             yield start + _indentation(document.source[start:following])
         start = following
@@ -254,9 +246,9 @@ def _indented(document: Document, edit: Edit, indent: str) -> Edit:
     first = 0 if edit.start == document.line_start(edit.start) else 1
     if first == len(lines):
         return edit  # inside a line, maybe a part of an expression
-    inside = _inside_strings(edit.text)
+    inside = string_lines(edit.text)
     for number in range(first, len(lines)):
-        if lines[number].strip() and number not in inside:
+        if lines[number].strip() and number + 1 not in inside:
             at = _indentation(lines[number])
             lines[number] = lines[number][:at] + indent + lines[number][at:]
     return replace(edit, text="\n".join(lines))
@@ -266,17 +258,9 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip(" \t\f"))
 
 
-def _inside_strings(text: str) -> set[int]:
-    """The numbers, from 0, of the lines of ``text`` that begin inside a string."""
-    return {number - 2 for number in string_lines(f"if 1:\n{text}")}
-
-
-def _fitted(
-    document: Document, edits: Sequence[Edit], others: Sequence[Edit]
-) -> tuple[list[Edit], dict[int, set[int]]]:
+def _fitted(document: Document, edits: Sequence[Edit], others: Sequence[Edit]) -> list[Edit]:
     """Edits with the lines that they write wrapped; other upstream lines do not change."""
     fitted: list[Edit] = []
-    shared: dict[int, set[int]] = {}
     done: tuple[int, list[Edit]] = (-1, [])
     for edit in sorted(edits, key=lambda edit: (edit.start, not edit.inserts)):
         if edit.start < done[0] or edit in done[1]:
@@ -291,10 +275,8 @@ def _fitted(
         if parts:
             fitted = [one for one in fitted if one not in parts]
             done = line.end, parts
-            for part in parts:
-                shared.setdefault(part.patch, set()).add(line.patch)
         fitted.append(line)
-    return fitted, shared
+    return fitted
 
 
 def _wrapped(
@@ -312,4 +294,5 @@ def _wrapped(
         return edit, []
     text = edited(document.source, start, end, parts)
     folded = wrapped(text)
-    return (Edit(start, end, folded, edit.patch), parts) if folded != text else (edit, [])
+    patches = frozenset[int]().union(*(part.patches for part in parts))
+    return (Edit(start, end, folded, edit.patch, patches), parts) if folded != text else (edit, [])

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import FUSED, Edit, Place, at_start, before, marker_comment, reindent
-from veomni_hook.patches.code.scope import bound_names, free_name, loaded
+from veomni_hook.patches.code.scope import bound_names, defaults, free_name, loaded
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
 from veomni_hook.patches.code.tree import calls_in, without_annotations
 from veomni_hook.patches.routes.compose import method_at
@@ -167,20 +167,16 @@ def parameters_as(
         another parameter has the name of an operand.
     """
     fixed = fixed or {}
-    spec = function.args
-    positional = [*spec.posonlyargs, *spec.args]
-    defaults = [None] * (len(positional) - len(spec.defaults)) + spec.defaults
-    defaulted = [(parameter.arg, default) for parameter, default in zip(positional, defaults, strict=True)]
-    keywords = [(p.arg, default) for p, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-    names = {name for name, _ in (*defaulted, *keywords)}
-    literal = all(default is None or _is_literal(default) for _, default in (*defaulted, *keywords))
+    spec, known = function.args, defaults(function)
+    literal = all(default is None or _is_literal(default) for default in known.values())
     taken = {*operands.values(), *fixed}
-    if not literal or not operands.keys() <= names or (names - operands.keys()) & taken:
+    if not literal or not operands.keys() <= known.keys() or (known.keys() - operands.keys()) & taken:
         return None
-    parts = [_said(*parameter, operands) for parameter in defaulted]
+    said = {name: _said(name, default, operands) for name, default in known.items()}
+    parts = [said[parameter.arg] for parameter in (*spec.posonlyargs, *spec.args)]
     if spec.posonlyargs:
         parts.insert(len(spec.posonlyargs), "/")
-    named = [_said(*parameter, operands) for parameter in keywords]
+    named = [said[parameter.arg] for parameter in spec.kwonlyargs]
     named += (f"{operand}={value!r}" for operand, value in fixed.items())
     if spec.vararg is not None or named:
         parts.append(f"*{spec.vararg.arg if spec.vararg is not None else ''}")
@@ -276,7 +272,7 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
     """The answer and the rest of the function after the run, if that is short."""
-    tail = run.tail
+    tail = run.block[run.last + 1 :]
     ends = run.block is run.function.body and tail and isinstance(tail[-1], ast.Return)
     if not ends or len(tail) > _LONGEST_TAIL:
         return None

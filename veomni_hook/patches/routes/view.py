@@ -29,7 +29,6 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Scope,
-    Unknown,
     canonical,
     digest,
     has_source,
@@ -209,26 +208,15 @@ _CALLING = {"__call__", "__getattribute__"}
 _HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
 
 
-def _line(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
-    """A class, its only base class if that is of this file, and so on."""
-    while True:
-        yield owner
-        base = owner.bases[0] if len(owner.bases) == 1 else None
-        parent = view.classes.get(base.id) if isinstance(base, ast.Name) else None
-        if parent is None or parent is owner:
-            return
-        owner = parent
-
-
 def initialised_by(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
     """What ``__init__`` assigns; for a class without one, the inherited ``__init__``."""
-    defining = (class_ for class_ in _line(view, owner) if "__init__" in view.methods(class_))
-    return initialised(next(defining, owner))
+    lineage = filter(None, view.scope.lineage(owner))
+    return initialised(next((class_ for class_ in lineage if "__init__" in view.methods(class_)), owner))
 
 
 def called_otherwise(view: ModuleView, name: str) -> str:
     """Why calling an instance may do more than ``forward``; empty if it does not."""
-    for owner in _line(view, view.classes[name]):
+    for owner in filter(None, view.scope.lineage(view.classes[name])):
         methods = view.methods(owner)
         for special in _CALLING & methods.keys():
             return Reason(f"{owner.name} defines {special}", Code.REPLACED, methods[special].lineno)
@@ -263,7 +251,7 @@ def linear_otherwise(view: ModuleView, name: str) -> str:
 
 def defining(view: ModuleView, name: str) -> str:
     """The first class of the lineage that defines more than harmless methods, for example ``forward``."""
-    for owner in _line(view, view.classes[name]):
+    for owner in filter(None, view.scope.lineage(view.classes[name])):
         name = owner.name
         if not view.methods(owner).keys() <= _HARMLESS:
             break
@@ -281,7 +269,7 @@ class Method:
         self.target = f"{owner.name}.{method.name}"
         self.kernel = free_name(method, "kernel")
 
-    def form_of(self, run: Run) -> Form | Unknown:
+    def form_of(self, run: Run) -> Form | Reason:
         """What a run computes, as a function of the locals that it reads."""
         function = run.as_function()
         return canonical(function, self.view.scope, self.owner, body=function.body)

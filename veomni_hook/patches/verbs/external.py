@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import pkgutil
 import sys
-from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 
 from veomni_hook.errors import ReplacementError
+from veomni_hook.locate import locate
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.scope import global_bindings, has_star_import
@@ -139,32 +140,5 @@ def _starred(tree: ast.Module, module: str, spec: ModuleSpec) -> set[str] | None
 
 
 def _find(module: str) -> ModuleSpec | None:
-    """The module's spec; its parents are found, not imported."""
-    path = None
-    spec = None
-    name = ""
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        if name in sys.modules and sys.modules[name].__spec__ is not None:
-            spec = sys.modules[name].__spec__
-        else:
-            spec = _find_one(name, path)
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or [])
-    return spec
-
-
-def _find_one(name: str, path: list[str] | None) -> ModuleSpec | None:
-    for finder in (BuiltinImporter, FrozenImporter, PathFinder):
-        module_spec = finder.find_spec(name, path)
-        if module_spec is not None:
-            return module_spec
-    # Editable installs have their own finders; ours would patch what it finds.
-    for other in sys.meta_path:
-        if not isinstance(other, type) and not type(other).__module__.startswith("veomni_hook."):
-            find = getattr(other, "find_spec", None)
-            spec: ModuleSpec | None = find(name, path) if find is not None else None
-            if spec is not None:
-                return spec
-    return None
+    """The module's spec; what imports it is asked first, its parents are found, not imported."""
+    return getattr(sys.modules.get(module), "__spec__", None) or locate(module)

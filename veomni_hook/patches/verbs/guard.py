@@ -27,7 +27,6 @@ from veomni_hook.patches.verbs.inplace import (
     marker,
     refuse_names,
     with_new_names,
-    with_newlines,
 )
 from veomni_hook.patches.verbs.targets import function_named
 
@@ -71,8 +70,8 @@ def plan_guard(task: Task) -> None:
         used = {name: capture for name, capture in captures.items() if name in parameters}
         block = _block(task, body, place.indent, used)
         if not number:
-            task.mark(place.start, with_newlines(document, place.comment(marker(task, definition))))
-        task.change(place.start, place.end, with_newlines(document, place.block(block)))
+            task.mark(place.start, place.comment(marker(task, definition)))
+        task.change(place.start, place.end, place.block(block))
 
 
 def _check_names(

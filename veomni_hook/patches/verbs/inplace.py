@@ -31,7 +31,6 @@ __all__ = [
     "marker",
     "refuse_names",
     "with_new_names",
-    "with_newlines",
 ]
 
 _WORD = re.compile(r"\w+")
@@ -138,13 +137,8 @@ def marker(task: Task, definition: Definition) -> str:
     return task.marker(f"PATCHED {kind}", f"{task.target}{reason}")
 
 
-def mark_statement(document: Document, function: FunctionNode, offset: int, index: int, comment: str) -> Edit:
+def mark_statement(document: Document, function: FunctionNode, offset: int, comment: str) -> Edit:
     """A comment line above the innermost statement that contains ``offset`` and begins its own line."""
     best = statement_at(document, function, offset)
     start = document.line_start(document.span(best)[0])
-    return Edit(start, start, f"{document.indent(best)}{comment}{document.newline}", index, marker=True)
-
-
-def with_newlines(document: Document, text: str) -> str:
-    """``text``, whose lines end in ``\\n``, with the line endings of the document."""
-    return document.newline.join(text.split("\n"))
+    return Edit(start, start, f"{document.indent(best)}{comment}\n", marker=True)

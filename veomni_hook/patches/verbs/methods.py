@@ -6,8 +6,8 @@ import ast
 import re
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
-from veomni_hook.patches.code.document import Document, has_docstring, statements_of
-from veomni_hook.patches.code.edit import reindent
+from veomni_hook.patches.code.document import ACCESSORS, Document, has_docstring, statements_of
+from veomni_hook.patches.code.edit import before_blanks, reindent
 from veomni_hook.patches.code.nearest_names import is_near_miss, listed, nearest
 from veomni_hook.patches.plan import Plan, Task
 from veomni_hook.patches.spec import PatchType
@@ -19,7 +19,6 @@ from veomni_hook.patches.verbs.targets import class_named, function_named, membe
 
 __all__ = ["plan_methods"]
 
-_ACCESSORS = ("setter", "deleter")
 _SEMICOLON = re.compile(r"[ \t\f]*;")
 
 
@@ -89,7 +88,7 @@ def _body_indent(document: Document, node: ast.ClassDef) -> str:
 
 def _split(task: Task) -> tuple[str, str]:
     owner, _, method = task.target.rpartition(".")
-    if method in _ACCESSORS:
+    if method in ACCESSORS:
         owner, _, name = owner.rpartition(".")
         method = f"{name}.{method}"
     if not owner:
@@ -110,7 +109,7 @@ def _is_missing(task: Task, owner: str, method: str, node: ast.ClassDef) -> bool
         return False
     existing = method_names(node)
     close = [name for name in existing if is_near_miss(method, name)]
-    if task.step.lenient and not close:
+    if task.step.config.lenient and not close:
         return True
     named = tuple(f"{owner}.{name}" for name in close or nearest(method, existing))
     is_assigned = method in members(node)
@@ -152,10 +151,10 @@ def _add(document: Document, qualname: str, node: ast.ClassDef, added: list[tupl
         end = document.end(placeholder)
         semicolon = _SEMICOLON.match(document.source, end)
         end = semicolon.end() if semicolon else end
-        first.change(_before_blanks(document, document.start(placeholder)), end, "")
+        first.change(before_blanks(document, document.start(placeholder)), end, "")
     elif inline:
         start = document.start(node.body[0])
-        first.change(_before_blanks(document, start), start, f"\n{indent}")
+        first.change(before_blanks(document, start), start, f"\n{indent}")
     elif placeholder is not None and document.begins_line(placeholder):
         if document.full_end(placeholder) == document.end(placeholder) == offset:
             # Only the placeholder is in its line: the first method replaces that line.
@@ -184,9 +183,3 @@ def _is_placeholder(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return statement.value.value is Ellipsis
     return isinstance(statement, ast.Pass)
-
-
-def _before_blanks(document: Document, offset: int) -> int:
-    while document.source[offset - 1] in " \t\f":
-        offset -= 1
-    return offset

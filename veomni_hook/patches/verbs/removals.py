@@ -6,7 +6,7 @@ Both leave the names in `Plan.gone`: nothing may use them any more, unless somet
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Document
@@ -27,80 +27,59 @@ def plan_drops(plan: Plan) -> None:
     Raises:
         PatchTargetError: a name is not imported, and its config is not lenient.
     """
-    wanted = {task.target: task for task in plan.of_kind("drop_import")}
-    imported: set[str] = set()
-    for block in blocks(plan.document.tree):
-        emptied = {}
-        for statement in block:
-            if not isinstance(statement, ast.Import | ast.ImportFrom):
+    document, wanted = plan.document, {task.target: task for task in plan.of_kind("drop_import")}
+    imported: set[Task] = set()
+    for block in blocks(document.tree):
+        imports = [statement for statement in block if isinstance(statement, ast.Import | ast.ImportFrom)]
+        dropped = {statement: _dropped(statement, wanted) for statement in imports}
+        gone = [statement for statement in imports if len(dropped[statement]) == len(statement.names)]
+        for statement, names in dropped.items():
+            if not names:
                 continue
-            dropped = dict(_matches(statement, wanted))
-            for number, names in dropped.items():
-                imported.update(names)
-                plan.gone[_bound_name(statement.names[number])] = wanted[names[0]]
-            if dropped:
-                emptied[id(statement)] = _drop(plan, statement, dropped, wanted)
-        if len(emptied) == len(block) and all(emptied.values()) and block is not plan.document.tree.body:
-            _keep_block(plan, block)
+            for number, tasks in names.items():
+                alias = statement.names[number]
+                plan.gone[alias.asname or alias.name.partition(".")[0]] = tasks[0]
+            task, *others = dict.fromkeys(task for tasks in names.values() for task in tasks)
+            imported.update((task, *others))
+            if statement in gone:
+                needed = _holds_block(document, block, gone, statement)
+                task.add(remove_statement(document, statement, needed=needed), beside=others)
+            else:
+                task.add(*remove_items(document, statement.names, names), beside=others)
     for name, task in wanted.items():
-        if name not in imported:
+        if task not in imported:
             error = task.missing(
                 f"{name} cannot be dropped from the imports: it is not imported at module level",
                 "correct the name given to drop_import_names; nearest",
                 name,
-                {n for b in blocks(plan.document.tree) for s in b for n in importable(s)},
+                {n for statement in module_statements(document.tree) for n in importable(statement)},
             )
             task.tolerate(error)
             task.idle = True
 
 
-def _bound_name(alias: ast.alias) -> str:
-    """The name that an import binds: ``a`` for ``import a.b``."""
-    return alias.asname or alias.name.partition(".")[0]
+def _dropped(statement: ast.Import | ast.ImportFrom, wanted: Mapping[str, Task]) -> dict[int, list[Task]]:
+    """The names of an import that are dropped, by their numbers, each with the tasks that name it."""
+    tasks = [[wanted[name] for name in _names(alias) if name in wanted] for alias in statement.names]
+    return {number: named for number, named in enumerate(tasks) if named}
 
 
-def _matches(
-    statement: ast.Import | ast.ImportFrom, wanted: Mapping[str, Task]
-) -> Iterator[tuple[int, list[str]]]:
-    for number, alias in enumerate(statement.names):
-        names = [name for name in (alias.asname, alias.name, alias.name.rpartition(".")[2]) if name in wanted]
-        if names:
-            yield number, [str(name) for name in names]
+def _names(alias: ast.alias) -> list[str]:
+    """What an imported name may be called to drop it."""
+    return [name for name in (alias.asname, alias.name, alias.name.rpartition(".")[2]) if name]
 
 
 def importable(statement: ast.stmt) -> Iterator[str]:
     """The names under which `plan_drops` finds a statement's imports; none if it is not an import."""
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        for alias in statement.names:
-            yield alias.name
-            yield _bound_name(alias)
+    for alias in statement.names if isinstance(statement, ast.Import | ast.ImportFrom) else ():
+        yield from _names(alias)
 
 
-def _drop(
-    plan: Plan,
-    statement: ast.Import | ast.ImportFrom,
-    dropped: Mapping[int, list[str]],
-    wanted: Mapping[str, Task],
+def _holds_block(
+    document: Document, block: list[ast.stmt], gone: Sequence[ast.stmt], statement: ast.stmt
 ) -> bool:
-    """Plan the removal from one statement; return whether nothing is left of it."""
-    task, *others = dict.fromkeys(wanted[name] for names in dropped.values() for name in names)
-    for other in others:
-        other.shared.add(task.index)
-    if len(dropped) == len(statement.names):
-        task.add(remove_statement(plan.document, statement, needed=False))
-        return True
-    task.add(*remove_items(plan.document, statement.names, dropped))
-    return False
-
-
-def _keep_block(plan: Plan, block: list[ast.stmt]) -> None:
-    """Replace the last statement of a block that would become empty with ``pass``."""
-    start, end = plan.document.span(block[-1])[0], plan.document.end(block[-1])
-    for number, edit in enumerate(plan.edits):
-        if edit.start <= start < edit.end:
-            del plan.edits[number]
-            plan.tasks[edit.patch].change(start, end, "pass")
-            return
+    """Whether a statement that goes is the last one of a block, which must not become empty."""
+    return len(gone) == len(block) and block is not document.tree.body and statement is gone[-1]
 
 
 def plan_exclusions(plan: Plan) -> None:
@@ -111,7 +90,7 @@ def plan_exclusions(plan: Plan) -> None:
     """
     document = plan.document
     tasks = {task.target: task for task in plan.of_kind("exclude")}
-    excluded: dict[int, Task] = {}
+    excluded: dict[int, list[Task]] = {}
     for name, task in tasks.items():
         definitions = top_level(document, name)
         if not definitions:
@@ -123,15 +102,13 @@ def plan_exclusions(plan: Plan) -> None:
             )
         for definition in definitions:
             _check_alone(task, definition.node, tasks)
-            holder = excluded.setdefault(id(definition.node), task)
-            if holder is not task:
-                task.shared.add(holder.index)
+            excluded.setdefault(id(definition.node), []).append(task)
     for block in blocks(document.tree):
         gone = [statement for statement in block if id(statement) in excluded]
         for statement in gone:
-            whole = len(gone) == len(block) and block is not document.tree.body
-            needed = whole and statement is gone[-1]
-            excluded[id(statement)].add(remove_statement(document, statement, needed=needed, attached=True))
+            needed = _holds_block(document, block, gone, statement)
+            task, *others = excluded[id(statement)]
+            task.add(remove_statement(document, statement, needed=needed, attached=True), beside=others)
     _filter_all(document, tasks)
     plan.gone |= tasks
 

@@ -26,7 +26,6 @@ from veomni_hook.patches.verbs.inplace import (
     marker,
     refuse_names,
     with_new_names,
-    with_newlines,
 )
 from veomni_hook.patches.verbs.targets import function_named
 
@@ -57,7 +56,7 @@ def plan_rewrite(task: Task) -> None:
     pattern.require(document, function, matches, patch.matches)
     if matches:
         start = matches[0].span(document)[0]
-        task.add(mark_statement(document, function, start, task.index, marker(task, definition)))
+        task.add(mark_statement(document, function, start, marker(task, definition)))
     for match in matches:
         _check_captures(task, replacement, match)
         _rewrite(task, function, match, pattern, replacement)
@@ -137,7 +136,7 @@ def _rewrite(
     new = [body[0].value] if pattern.expression is not None and isinstance(body[0], ast.Expr) else body
     swaps = {id(first): tuple(new)} | {id(node): () for node in others}
     wanted: ast.stmt = swapped(function, swaps)
-    text = with_newlines(document, text[len(indent) :])
+    text = text[len(indent) :]
     for candidate in (text,) if pattern.expression is None else (text, f"({text})"):
         if _function_means(document, function, Edit(start, end, candidate), wanted):
             task.change(start, end, candidate)

@@ -54,13 +54,10 @@ def plan_routes(plan: Plan) -> None:
         if taken := _taken(plan, site):
             raise _defect(task, f"binds names that the function uses itself: {listed(sorted(taken))}")
     try:
-        edits, shared = composed(document, routed, marks, tuple(plan.edits))
+        plan.edits += composed(document, routed, marks, tuple(plan.edits))
     except ValueError as error:
         task = plan.tasks[routed[-1].patch]
         raise _defect(task, f"does not fit beside other routes: {error}") from error
-    plan.edits += edits
-    for index, holders in shared.items():
-        plan.tasks[index].shared.update(holders)
 
 
 def _defect(task: Task, what: str) -> IdiomError:
@@ -75,7 +72,7 @@ def _mark(task: Task, site: Site) -> Iterator[Edit]:
         node = definition.node
         if isinstance(node, FunctionNode) and document.start(node) <= start < document.end(node):
             comment = marker_comment("ROUTED", task.step.reason)
-            yield mark_statement(document, node, start, task.index, comment)
+            yield replace(mark_statement(document, node, start, comment), patch=task.index)
             return
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from veomni_hook.errors import SignatureError
 from veomni_hook.patches.code.document import Document, FunctionNode, statements_of
 from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.renames import Rename, renamed_parameters
+from veomni_hook.patches.code.scope import defaults
 from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.plan import Task
@@ -49,11 +49,7 @@ def with_new_names(
             if rename.new not in after.named and rename.new not in used:
                 edits += _renaming(snippet.document, replacement, argument, rename.new)
                 remark_rename(task, old, rename)
-    if not edits:
-        return snippet
-    return replace(
-        snippet, document=Document(apply_edits(snippet.document.source, edits), snippet.document.module)
-    )
+    return snippet.with_text(apply_edits(snippet.document.source, edits))
 
 
 def _renaming(document: Document, function: FunctionNode, argument: ast.arg, new: str) -> Iterator[Edit]:
@@ -124,7 +120,7 @@ def check_signature(
         for position, name in enumerate(before.positional)
         if name in after.positional and after.positional.index(name) != position
     ]
-    if task.step.lenient:
+    if task.step.config.lenient:
         dropped = [name for name in dropped if name.lstrip("*") in passed]
         unnamed = [name for name in unnamed if name in passed]
         most = max((len(call.args) for call in calls), default=0)
@@ -161,20 +157,13 @@ def _instead(before: _Parameters, after: _Parameters, name: str, unnamed: list[s
 
 class _Parameters:
     def __init__(self, function: FunctionNode, skip: int = 0) -> None:
-        arguments = function.args
-        positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-        without_default = positional[: len(positional) - len(arguments.defaults)]
-        self.positional = positional[skip:]
+        arguments, known = function.args, defaults(function)
+        self.positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][skip:]
         self.keyword_only = [argument.arg for argument in arguments.kwonlyargs]
         self.named = [*self.positional, *self.keyword_only]
         self.rest = arguments.vararg.arg if arguments.vararg else ""
         self.keywords = arguments.kwarg.arg if arguments.kwarg else ""
-        keyword_defaults = zip(self.keyword_only, arguments.kw_defaults, strict=True)
-        self.required = [
-            *without_default[skip:],
-            *(name for name, default in keyword_defaults if default is None),
-        ]
-
+        self.required = [name for name in self.named if known[name] is None]
         nodes = [node for statement in function.body for node in walk_ast(statement)]
         self.hands_on = any(isinstance(node, ast.Name) and node.id == self.keywords for node in nodes)
         #: Texts in the body, which may be names of parameters that it reads from ``**kwargs``.

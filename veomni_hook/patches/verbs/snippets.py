@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import sys
 import textwrap
-from dataclasses import replace
 from typing import Any
 
 from veomni_hook.patches.adopt import is_patch_config
@@ -35,13 +34,8 @@ def snippet_of(task: Task, definition: object, *, name_map: Any = None, accessor
     snippet = read_snippet(
         definition, name_map=name_map, accessor=accessor, tolerate=task.tolerate, **task.place
     )
-    text = _absolute(task, snippet.document)
-    if text != snippet.document.source:
-        snippet = replace(snippet, document=Document(text, snippet.document.module))
-    text = served(snippet.document)
-    if text != snippet.document.source:
-        snippet = replace(snippet, document=Document(text, snippet.document.module))
-    return snippet
+    snippet = snippet.with_text(_absolute(task, snippet.document))
+    return snippet.with_text(served(snippet.document))
 
 
 def with_comments(snippet: Snippet, text: str) -> str:
@@ -51,7 +45,7 @@ def with_comments(snippet: Snippet, text: str) -> str:
 
 def block_text(task: Task, text: str) -> str:
     """Return the text of an added block as it must stand in the patched module."""
-    if not task.step.lenient:
+    if not task.step.config.lenient:
         return text
     try:
         document = Document(text)
@@ -62,7 +56,7 @@ def block_text(task: Task, text: str) -> str:
 
 def imported_module(task: Task, name: str) -> str:
     """Return the name of the module that an added import names."""
-    return absolute_name(name, _generated(task)) if task.step.lenient else name
+    return absolute_name(name, _generated(task)) if task.step.config.lenient else name
 
 
 def companions(plan: Plan) -> tuple[str, ...]:
@@ -71,7 +65,7 @@ def companions(plan: Plan) -> tuple[str, ...]:
     These configs are made for patchgen, or take code from one that is. transformers, torch and the standard
     library are left out: they do not import transformers' models.
     """
-    wanting = {id(step.config) for step in plan.steps if step.lenient or _from_patchgen(step.payload)}
+    wanting = {id(step.config) for step in plan.steps if step.config.lenient or _from_patchgen(step.payload)}
     modules: dict[str, None] = {}
     for task in plan.tasks:
         step = task.step
@@ -98,7 +92,7 @@ def _from_patchgen(payload: object) -> bool:
 
 
 def _absolute(task: Task, document: Document) -> str:
-    return absolute_imports(document, _generated(task)) if task.step.lenient else document.source
+    return absolute_imports(document, _generated(task)) if task.step.config.lenient else document.source
 
 
 def _generated(task: Task) -> str:

@@ -6,24 +6,12 @@ import ast
 from collections.abc import Collection
 
 from veomni_hook.errors import PatchTargetError
-from veomni_hook.patches.code.document import Definition, Document, FunctionNode, plain
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode
 from veomni_hook.patches.code.nearest_names import listed
-from veomni_hook.patches.code.tree import decorator_name
+from veomni_hook.patches.code.tree import DEFINITIONS, blocks, decorator_name, in_text_order
 from veomni_hook.patches.plan import Task
 
-__all__ = ["class_named", "function_named", "members", "method_names", "plain", "resolve", "top_level"]
-
-_PLACES = (
-    ast.Module,
-    ast.If,
-    ast.Try,
-    ast.With,
-    ast.ExceptHandler,
-    ast.For,
-    ast.While,
-    ast.Match,
-    ast.match_case,
-)
+__all__ = ["class_named", "function_named", "members", "method_names", "resolve", "top_level"]
 
 
 def resolve(task: Task, kinds: Collection[str], *, target: str = "", hint: str = "") -> Definition:
@@ -78,16 +66,12 @@ def function_named(task: Task, *kinds: str, hint: str = "") -> tuple[Definition,
 def members(node: ast.ClassDef) -> dict[str, ast.stmt]:
     """Names that a class body binds, also under ``if`` and ``try``, each with its last statement."""
     statements: dict[str, ast.stmt] = {}
-    pending: list[ast.AST] = list(node.body)
-    while pending:
-        child = pending.pop(0)
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    for child in in_text_order(statement for block in blocks(node) for statement in block):
+        if isinstance(child, DEFINITIONS):
             statements[child.name] = child
         elif isinstance(child, ast.Assign | ast.AnnAssign):
             targets = child.targets if isinstance(child, ast.Assign) else [child.target]
             statements.update({t.id: child for t in targets if isinstance(t, ast.Name)})
-        elif isinstance(child, _PLACES):
-            pending = [*ast.iter_child_nodes(child), *pending]
     return statements
 
 
@@ -101,7 +85,7 @@ def top_level(document: Document, name: str) -> list[Definition]:
     return [
         definition
         for definition in document.find(name)
-        if definition.kind != "method" and all(isinstance(parent, _PLACES) for parent in definition.parents)
+        if not any(isinstance(parent, DEFINITIONS) for parent in definition.parents)
     ]
 
 

@@ -89,8 +89,7 @@ def _both(old: Arguments, new: Arguments) -> Iterator[tuple[str, str, str]]:
 
 def _calls(document: Document, site: Site) -> Iterator[ast.Call]:
     """The calls in the statements of the module that the site's edits change, as they change them."""
-    composed_edits, _ = composed(document, [edit for edit in site.edits if not edit.marker])
-    edits = with_copies(document, composed_edits)
+    edits = with_copies(document, composed(document, [edit for edit in site.edits if not edit.marker]))
     for statement in document.tree.body:
         start, end = document.span(statement)
         start, end = document.line_start(start), document.next_line(end)

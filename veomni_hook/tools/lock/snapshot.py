@@ -11,7 +11,7 @@ from veomni_hook.patches.code.document import Definition, Document, has_docstrin
 from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.renames import renames
 from veomni_hook.patches.code.tree import FUNCTIONS, walk_ast
-from veomni_hook.patches.graph import Scope, Unknown, canonical
+from veomni_hook.patches.graph import Form, Scope, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.routes.config import relied_on
 from veomni_hook.patches.selection import selected
@@ -130,7 +130,7 @@ def _form(definition: Definition, scope: Scope) -> str:
     if not isinstance(node, FUNCTIONS):
         return ""
     form = canonical(node, scope, owner if isinstance(owner, ast.ClassDef) else None)
-    if isinstance(form, Unknown):
+    if not isinstance(form, Form):
         return ""
     keys = [root.key for root in (form.result, *form.effects)]
     return blake2b(b"".join(keys), digest_size=8).hexdigest()

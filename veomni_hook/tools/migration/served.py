@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.document import Definition, Document
+from veomni_hook.patches.code.document import Definition, Document, plain
 from veomni_hook.patches.code.nearest_names import is_near_miss
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.patches.verbs.targets import members, method_names, plain
+from veomni_hook.patches.verbs.targets import members, method_names
 from veomni_hook.tools.lock import LINE, Change, Lock, Override, compare, snapshot
 from veomni_hook.tools.lock.changes import GONE
 from veomni_hook.tools.lock.changes import RENAMED as ONLY_RENAMED

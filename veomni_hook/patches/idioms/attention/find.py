@@ -68,7 +68,7 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | 
     form = canonical(function, view.scope)
     outcome = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
     if isinstance(outcome, Difference):
-        return (outcome if isinstance(form, Form) else form).why
+        return outcome.why if isinstance(form, Form) else form
     assert isinstance(form, Form)  # noqa: S101
     variant, matched = outcome
     operands = {str(node.value): operand for operand, node in matched.bindings.items()}

@@ -74,9 +74,9 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Sit
     form = canonical(forward, view.scope, owner)
     outcome = recognised(pattern_file(OP), form, _RULES, names=_NAMES)
     if isinstance(outcome, Difference):
-        why = (outcome if isinstance(form, Form) else form).why
+        why = outcome.why if isinstance(form, Form) else form
         raise Missed(why or "its result has another form", None if why else forward, Code.OTHER_FORM)
-    assert isinstance(form, Form)  # noqa: S101 - an `Unknown` is a difference
+    assert isinstance(form, Form)  # noqa: S101 - a reason is a difference
     name, matched = outcome
     text = partial(source, receiver=form.receiver)
     norm = _norm(view, owner, text(matched.bindings["norm"]))

@@ -26,7 +26,6 @@ from veomni_hook.patches.graph import (
     Match,
     Node,
     Rule,
-    Unknown,
     canonical,
     constant,
     digest,
@@ -122,8 +121,8 @@ def _recognised(
     if isinstance(grouped, Found) and grouped.index == has_docstring(forward):
         return _grouped(grouped, shapes)
     form = canonical(forward, view.scope, owner)
-    if isinstance(form, Unknown):
-        raise Missed(f"it is not followed: {form.reason} (line {form.lineno})")
+    if not isinstance(form, Form):
+        raise Missed(f"it is not followed: {form}")
     if form.receiver != "self":
         raise _unlike("its first parameter is not self")
     if all(node.op != "loop" for node in walk(form.result)):

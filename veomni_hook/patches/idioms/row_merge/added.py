@@ -61,7 +61,7 @@ def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> 
     form = canonical(method, view.scope, owner)
     outcome = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
     if isinstance(outcome, Difference):
-        return (outcome if isinstance(form, Form) else form).why
+        return outcome.why if isinstance(form, Form) else form
     return [source(outcome[1].bindings[name]) for name in _OPERANDS]
 
 
