@@ -16,7 +16,6 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
 from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute
-from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     PLAIN,
@@ -40,6 +39,14 @@ __all__ = ["STATE", "attended", "by_segment", "convolved", "of_cache", "ruled"]
 
 #: The state of a rule, which is that of a share of the heads.
 STATE = Unknown("the state of a rule, which is that of a share of the heads")
+#: Arguments of attention that hold no positions, or all of them: the interface's implementations know them.
+_ARGUMENTS = frozenset(
+    """
+    attention_mask cache_position cu_seq_lens_k cu_seq_lens_q deterministic dropout enable_gqa is_causal
+    is_training layer_idx max_length_k max_length_q output_attentions position_ids s_aux scaling
+    sliding_window softcap training use_cache use_top_left_mask
+    """.split()
+)
 _BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 _HEADS = ("B . S .", "1 . S .")
 #: The parameters in their order, and the shapes of those that are parts of the positions.
@@ -77,7 +84,7 @@ def attended(arguments: Arguments) -> Value:
     passed, known = _passed(arguments, _ATTENTION), _ATTENTION
     if all(isinstance(passed.get(name), Plain) for name in ("key", "value")):
         passed, known = {name: bare(value) for name, value in passed.items()}, _QUERIES
-    for name in passed.keys() - known - ATTENTION_ARGUMENTS:
+    for name in passed.keys() - known - _ARGUMENTS:
         raise Missed(f"its attention takes {name}, which may hold positions", code=Code.MIXES_POSITIONS)
     optional = {name for name in known.keys() - _ATTENTION if not holds_tensor(passed.get(name, NOTHING))}
     shapes = {name: shape for name, shape in known.items() if name not in optional}

@@ -10,15 +10,15 @@ attention of the user's implementation, which gets all positions. Everything els
 from __future__ import annotations
 
 import ast
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
-from veomni_hook.patches.code.tree import calls_in, own_attribute
-from veomni_hook.patches.idioms.layer_loop.inside import IMPORT, NOT_HERE, OP, Inside, quoted
+from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.loop import CROSS, Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
@@ -32,6 +32,7 @@ from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "SETTING", "WORDS", "find"]
 
+OP = "layer_loop"
 WORDS = ""
 SETTING = "parallel"
 CANDIDATES = (
@@ -39,27 +40,32 @@ CANDIDATES = (
     "calls a module of its own that loops (part base_model); other loops over layers with attention (tower)"
 )
 
+_IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
+_KEYS = ("veomni_hook.parallel", "whole_keys as veomni_keys")
 _TOWERS = ("veomni_hook.parallel", "towers as veomni_towers")
+#: The comment above a statement that refuses a pass.
+_NOT_HERE = "sequence parallelism: not for this model"
+_WHOLE_KEYS = "sequence parallelism: this rank's queries, the keys of all positions"
 _SHARDED, _SPLIT, _MODEL = "sharded", "split", "base_model"
 _MASK = re.compile(r"\bcreate_\w*mask\w*\b")
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every layer loop of a module."""
-    inside = Inside()
+    sharded: list[Loop] = []
     for owner, forward in view.forwards():
         takes_ids = _takes_ids(forward)
         layers = list(loops(forward))
         if takes_ids and layers:
-            yield _site(view, owner, forward, layers, inside)
+            yield _site(view, owner, forward, layers, sharded)
         elif takes_ids and (inner := _apart(view, owner, forward)):
             reason = Reason(f"its layers are in {inner}, apart from its mask", Code.OTHER_LOOP)
-            edits = before_body(view, forward, _refusal(forward, reason), NOT_HERE)
+            edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
             site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
-            yield site(Status.REFUSED, reason=reason, edits=edits, imports=(IMPORT,))
+            yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
         elif layers and attends(view, owner, layers[0]):
             yield _tower(view, owner, forward, layers)
-    yield from inside.sites(view)
+    yield from _inside(view, sharded)
 
 
 def _site(
@@ -67,25 +73,24 @@ def _site(
     owner: ast.ClassDef,
     forward: FunctionNode,
     layers: list[ast.For],
-    inside: Inside,
+    sharded: list[Loop],
 ) -> Site:
-    """The site of a base model; ``inside`` gets what must change in its layers."""
-    site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layers[0].lineno, imports=(IMPORT,))
+    """The site of a base model; ``sharded`` gets its loop, and those of classes that inherit its forward."""
+    site = partial(
+        Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layers[0].lineno, imports=(_IMPORT,)
+    )
     try:
         loop = decided(view, owner, forward, layers)
-        every = [loop, *(decided(view, other, forward, layers) for other in _inheriting(view, owner))]
+        others = [decided(view, other, forward, layers) for other in _inheriting(view, owner)]
         edits = _sliced_and_gathered(view, forward, loop)
     except Missed as error:
         reason = reason_for(view, owner, layers[0], error.reason)
         holding = next(part for part in forward.body if any(inner is layers[0] for inner in ast.walk(part)))
         code = _refusal(forward, reason)
         return site(
-            Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, NOT_HERE)
+            Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
         )
-    for one in every:
-        inside.masks.update({id(mask): mask for mask in one.masks})
-        inside.queries.update(one.queries)
-        inside.refusals.update(one.refusals)
+    sharded += [loop, *others]
     return site(
         Status.ROUTED,
         variant=_SHARDED,
@@ -173,7 +178,7 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
     for name in loop.absent:
-        code = f"veomni_sequence.absent({receiver}, {name}, {quoted(CROSS)})\n{code}"
+        code = f"veomni_sequence.absent({receiver}, {name}, {_quoted(CROSS)})\n{code}"
     for name in loop.ids:
         code += f"\n{name} = veomni_sequence.part_of_rows({receiver}, {name})"
     added: tuple[Edit, ...] = ()
@@ -195,4 +200,36 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
 
 
 def _refusal(forward: FunctionNode, reason: str) -> str:
-    return f"veomni_sequence.refused({forward.args.args[0].arg}, {quoted(reason)})"
+    return f"veomni_sequence.refused({forward.args.args[0].arg}, {_quoted(reason)})"
+
+
+def _inside(view: ModuleView, sharded: Sequence[Loop]) -> Iterator[Site]:
+    """The sites of methods that change because they run on a part of the positions: arguments, attention."""
+    masks = {id(mask) for loop in sharded for mask in loop.masks}
+    queries = {key: value for loop in sharded for key, value in loop.queries.items()}
+    refusals = {key: value for loop in sharded for key, value in loop.refusals.items()}
+    for target, _, method in view.every_method() if masks or queries or refusals else ():
+        site = partial(Site, OP, target, Status.ROUTED, counted=False)
+        nodes = [*walk_ast(method)]
+        if expressions := [node for node in nodes if isinstance(node, ast.expr) and id(node) in masks]:
+            parts = [
+                in_place(view, part, f"veomni_sequence.part_of_rows(self, {ast.unparse(part)})")
+                for part in expressions
+            ]
+            line = expressions[0].lineno
+            yield site("part_of_rows", edits=tuple(parts), lineno=line, imports=(_IMPORT,))
+        for first, reason in (refusals[id(node)] for node in nodes if id(node) in refusals):
+            code = f"veomni_sequence.refused_inside(self, {_quoted(reason)})"
+            edits = before_statement(view, method, first, code, _NOT_HERE)
+            yield site("refused_inside", edits=edits, lineno=first.lineno, imports=(_IMPORT,))
+        if (asked := queries.get(id(method))) is not None:
+            receiver, hidden = (argument.arg for argument in method.args.args[:2])
+            names = ", ".join(filter(None, (asked.cache, asked.mask, asked.positions)))
+            code = f"{names} = veomni_keys.whole_keys({receiver}, {hidden}, {names})"
+            edits = before_body(view, method, code, _WHOLE_KEYS)
+            yield site("whole_keys", edits=edits, lineno=method.lineno, imports=(_KEYS,))
+
+
+def _quoted(reason: str) -> str:
+    """A reason as code."""
+    return json.dumps(reason, ensure_ascii=False)

@@ -14,7 +14,6 @@ from itertools import product
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, parameter_names
 from veomni_hook.patches.code.tree import calls_in, chain, own_attribute
-from veomni_hook.patches.idioms.layer_loop.known_names import INTERFACE
 from veomni_hook.patches.idioms.layer_loop.values import (
     END,
     KEYS,
@@ -35,8 +34,9 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 from veomni_hook.patches.upstream_names import KEPT, names
 
-__all__ = ["Queries", "asks_interface", "of_keys", "queries_of"]
+__all__ = ["ATTRIBUTES", "INTERFACE", "Queries", "asks_interface", "of_keys", "queries_of"]
 
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 #: A mask of queries and keys, or of padding: its shape in one process is that of all positions.
 _MASKS = ("B . S .", "B S")
 _POSITIONS = "B S"
