@@ -196,11 +196,10 @@ _RULES = {
 
 
 def _multiplies(node: ast.AST) -> bool:
-    return (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)) or (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("mul", "multiply")
-    )
+    match node:
+        case ast.BinOp(op=ast.Mult()) | ast.Call(func=ast.Attribute(attr="mul" | "multiply")):
+            return True
+    return False
 
 
 def find(view: ModuleView) -> Iterator[Site]:

@@ -1,14 +1,14 @@
-"""What the idioms of norms share: a class whose ``forward`` is one of the formulas of a reference.
+"""What idioms share whose code is one of the formulas of a reference as a whole, as norms are.
 
-The guard is inserted before the body. If a flag of the instance chooses between formulas, each has its own
-guard under the flag's test. A method that ``forward`` calls is followed unless a class of the file overrides
-it.
+For a class, the guard is inserted before the body of ``forward``. If a flag of the instance chooses between
+formulas, each has its own guard under the flag's test. A method that ``forward`` calls is followed unless a
+class of the file overrides it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
@@ -16,8 +16,10 @@ from veomni_hook.patches.code.document import FunctionNode, statements_of
 from veomni_hook.patches.code.scope import bound_names, used_names
 from veomni_hook.patches.code.tree import bound_once, called_attributes, substituted, walk_ast
 from veomni_hook.patches.graph import (
+    ANY,
     Difference,
     Form,
+    Match,
     Node,
     Rule,
     Unknown,
@@ -31,10 +33,10 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.routes.guards import ask, before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status, slot_name
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["PARAMETER", "forward_site", "is_centred"]
+__all__ = ["PARAMETER", "formula_of", "forward_site", "is_centred"]
 
 
 def _is_parameter(node: Node) -> bool:
@@ -45,6 +47,34 @@ def _is_parameter(node: Node) -> bool:
 
 #: A weight or a bias.
 PARAMETER = Rule("an attribute of self", _is_parameter)
+
+
+def formula_of(
+    op: str,
+    view: ModuleView,
+    owner: ast.ClassDef | None,
+    function: FunctionNode,
+    rules: Mapping[str, Rule],
+    *,
+    names: Sequence[str] = (),
+    otherwise: Rule = ANY,
+) -> tuple[Form, str, Match]:
+    """The form of a function, or of a method of ``owner``, and the formula of ``op`` that it is.
+
+    What follows ``function`` is as for `recognised`.
+
+    Raises:
+        Missed: it is none.
+    """
+    form = canonical(function, view.scope, owner)
+    if isinstance(form, Unknown):
+        raise Missed(form.why)
+    outcome = recognised(pattern_file(op), form, rules, names=names, otherwise=otherwise)
+    if isinstance(outcome, Difference):
+        other = Reason("its result has another form", Code.OTHER_FORM, function.lineno)
+        raise Missed(outcome.why or other)
+    return form, *outcome
+
 
 #: A formula, its operands as source text, and the tests under which the code computes it.
 _Route = tuple[str, dict[str, str], list[str]]

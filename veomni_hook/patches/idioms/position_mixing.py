@@ -25,7 +25,7 @@ from veomni_hook.patches.code.tree import (
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = [
-    "NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "held", "makers", "mixing", "over_layers",
+    "NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "held", "layer_loops", "makers", "mixing",
 ]  # fmt: skip
 
 _FUNCTIONS = (
@@ -89,7 +89,7 @@ def mixing(view: ModuleView) -> list[Mixing]:
 
 def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
     """The classes of a model's layers if its forward hands them their state."""
-    loops = _loops(methods["forward"]) if "forward" in methods and "__init__" in methods else ()
+    loops = layer_loops(methods["forward"]) if "forward" in methods and "__init__" in methods else ()
     if not any(getattr(node, "attr", "") == _HANDED for loop in loops for node in walk_ast(loop)):
         return
     for attribute, value in assigned(walk_ast(methods["__init__"])):
@@ -98,14 +98,9 @@ def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
             yield from (name for name in names if name not in ("", "range"))
 
 
-def over_layers(method: FunctionNode) -> bool:
-    """Whether a method loops over layers of its own."""
-    return next(_loops(method), None) is not None
-
-
 def hands_to_layers(method: FunctionNode, argument: str) -> bool:
     """Whether a method hands its layers, in a loop over them, an argument that it got, or all others."""
-    return any(_hands(call, method, argument) for loop in _loops(method) for call in calls_in(loop))
+    return any(_hands(call, method, argument) for loop in layer_loops(method) for call in calls_in(loop))
 
 
 def drops(owner: ast.ClassDef, forward: FunctionNode, models: set[str]) -> bool:
@@ -130,7 +125,7 @@ def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ..
         forward = methods.get("forward")
         if owner.name in above or forward is None:
             return False
-        if over_layers(forward):
+        if layer_loops(forward):
             handed = hands_to_layers(forward, argument)
         else:
             calls = [(method, call) for method in methods.values() for call in _calls_of(method, attributes)]
@@ -203,7 +198,7 @@ def _hands(call: ast.Call, method: FunctionNode, argument: str) -> bool:
     )
 
 
-def _loops(method: FunctionNode) -> Iterator[ast.For]:
-    for node in walk_ast(method):
-        if isinstance(node, ast.For) and any(own_attribute(part) in _LAYERS for part in walk_ast(node.iter)):
-            yield node
+def layer_loops(method: FunctionNode) -> list[ast.For]:
+    """The loops of a method over layers of its own, by their names."""
+    loops = (node for node in walk_ast(method) if isinstance(node, ast.For))
+    return [loop for loop in loops if any(own_attribute(part) in _LAYERS for part in walk_ast(loop.iter))]

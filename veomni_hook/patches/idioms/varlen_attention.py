@@ -17,7 +17,7 @@ from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.template import Found, Mismatch, Template
 from veomni_hook.patches.code.tree import blocks, walk_ast
-from veomni_hook.patches.graph import receiver_name
+from veomni_hook.patches.idioms.places import check_self
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
@@ -80,8 +80,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
     try:
-        if receiver_name(method) != "self":
-            raise Missed("self is not the method's module", code=Code.REPLACED)
+        check_self(method)
         segments = read(method)
         if segments is None:
             raise Missed("it does not split query, key and value at the boundaries", code=Code.NO_BOUNDARIES)

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import free_name, local_names
+from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
+from veomni_hook.patches.idioms.places import check_self, check_torch
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
@@ -56,10 +56,11 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
     site = Site(OP, target, Status.MISSED, part=PART, lineno=forward.lineno)
-    if not has_self(forward) or "self" in local_names(forward) - {"self"}:
-        return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
-    if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
-        return replace(site, reason=Reason("torch has another name here", Code.REPLACED))
+    try:
+        check_self(forward)
+        check_torch(view, forward)
+    except Missed as missed:
+        return replace(site, reason=missed.reason)
     kernel, slot = free_name(forward, "kernel"), slot_name(OP, _VARIANT)
     edits = []
     for node in walk_ast(forward):

@@ -181,7 +181,7 @@ def hidden_of(loop: ast.For) -> str:
 
 
 def after_loop(
-    positions: Positions, loop: ast.For, scope: dict[str, Value], but: Collection[ast.stmt] = ()
+    positions: Positions, loop: ast.For, scope: dict[str, Value], but: Collection[ast.stmt]
 ) -> dict[str, Value]:
     """What is known of names after a loop over layers, without some of its statements.
 
