@@ -47,6 +47,7 @@ from veomni_hook.patches.graph import (
     specific_first,
     walk,
 )
+from veomni_hook.patches.idioms.places import has_receiver
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -209,7 +210,9 @@ def find(view: ModuleView) -> Iterator[Site]:
         if _ACTIVATES.search(text) is None or holds_experts(owner):
             continue
         texts = {
-            name: view.text(method) for name, method in view.methods(owner).items() if name != "__init__"
+            name: view.text(method)
+            for name, method in view.methods(owner).items()
+            if name != "__init__" and has_receiver(method)
         }
         methods = [
             view.methods(owner)[name]

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
 from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.graph import ARGUMENT, NUMBER, Difference, Form, constant, digest, recognised
+from veomni_hook.patches.idioms.places import has_receiver
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -45,7 +46,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     for _, owner, method in view.every_method():
         text = view.text(method)
         expected = method.name == "forward" and "Indexer" in owner.name
-        if method.args.args and _PRODUCT.search(text) and (expected or "relu(" in text):
+        if has_receiver(method) and _PRODUCT.search(text) and (expected or "relu(" in text):
             site = _Search(view, owner, method).site()
             if expected or site.status is Status.ROUTED:
                 yield site

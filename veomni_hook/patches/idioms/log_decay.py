@@ -35,6 +35,7 @@ from veomni_hook.patches.code.tree import (
     walk_ast,
 )
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
+from veomni_hook.patches.idioms.places import has_receiver
 from veomni_hook.patches.routes.guards import before_statement, guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -229,7 +230,7 @@ _OPERANDS = ("a", "log_rate", "bias")
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for _, owner, method in view.every_method():
-        if not method.args.args or "exp(" not in (text := view.text(method)):
+        if not has_receiver(method) or "exp(" not in (text := view.text(method)):
             continue
         sites = [*_Search(view, owner, method).sites()] if "softplus(" in text else []
         channels = ChannelSearch(view, owner, method)

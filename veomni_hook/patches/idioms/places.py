@@ -13,7 +13,7 @@ from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, SlotSpec, Status
 
-__all__ = ["at_use", "check_self", "check_torch", "gathered", "has_self"]
+__all__ = ["at_use", "check_self", "check_torch", "gathered", "has_receiver", "has_self"]
 
 _Place = TypeVar("_Place")
 _Result = TypeVar("_Result")
@@ -22,6 +22,11 @@ _Result = TypeVar("_Result")
 def has_self(function: FunctionNode) -> bool:
     """Whether the first parameter of a function is ``self``."""
     return bool(function.args.args) and function.args.args[0].arg == "self"
+
+
+def has_receiver(function: FunctionNode) -> bool:
+    """Whether a method has a parameter for its instance, and guards can be written with it and others."""
+    return bool(function.args.args) and not function.args.posonlyargs
 
 
 def check_self(function: FunctionNode, place: object = None) -> None:

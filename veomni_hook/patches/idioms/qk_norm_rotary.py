@@ -23,6 +23,7 @@ from veomni_hook.patches.code.statement_runs import Run, simple_target
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import blocks, calls_in, chain, initialised, is_plain, swapped, walk_ast
 from veomni_hook.patches.graph import Node, constant, digest, variant_names
+from veomni_hook.patches.idioms.places import has_receiver
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary import find as find_rotations
 from veomni_hook.patches.interpreter.walk import bound
@@ -197,7 +198,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     for owner, forward in view.forwards():
         text = view.text(forward)
         # In most files, a case-insensitive search takes ten times as long as everything else.
-        if "apply" not in text or not _ROTARY.search(text):
+        if "apply" not in text or not _ROTARY.search(text) or not has_receiver(forward):
             continue
         classes = {site.target.partition(".")[0]: site for site in view.sites(find_rms_norms)}
         created = ((name, call.func) for name, value in initialised(owner) for call in calls_in(value))

@@ -23,6 +23,7 @@ from veomni_hook.patches.code.scope import bound_names, parameter_names
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import assigned, called_attributes, initialised, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.modules import method_of
+from veomni_hook.patches.interpreter.walk import receiver_name
 from veomni_hook.patches.routes.guards import before_body, before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
@@ -249,7 +250,7 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
 
 
 def _without_parts(view: ModuleView, init: FunctionNode, speech: Speech) -> tuple[Edit, ...]:
-    receiver = init.args.args[0].arg
+    receiver = receiver_name(init)
     parts = ", ".join(map(json.dumps, speech.parts))
     arguments = (
         f"{receiver}, {speech.config}, {json.dumps(speech.field)}, {receiver}.{speech.builder}, {parts}"

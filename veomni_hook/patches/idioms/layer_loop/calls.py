@@ -12,7 +12,18 @@ from veomni_hook.patches.code.scope import global_bindings
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import chain, decorator_name, last_name, walk_ast
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
-from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, convolved, of_cache, ruled
+from veomni_hook.patches.idioms.layer_loop.attention import (
+    INTERFACE,
+    STATE,
+    Queries,
+    asks_interface,
+    attended,
+    convolved,
+    of_cache,
+    of_keys,
+    queries_of,
+    ruled,
+)
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, lineage, method_of
 from veomni_hook.patches.idioms.layer_loop.operations import (
@@ -20,13 +31,6 @@ from veomni_hook.patches.idioms.layer_loop.operations import (
     of_function,
     of_torch_module,
     operation,
-)
-from veomni_hook.patches.idioms.layer_loop.queries import (
-    INTERFACE,
-    Queries,
-    asks_interface,
-    of_keys,
-    queries_of,
 )
 from veomni_hook.patches.idioms.layer_loop.shapes import SHAPED, filled
 from veomni_hook.patches.idioms.layer_loop.values import (

@@ -17,13 +17,14 @@ from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
+from veomni_hook.patches.code.scope import free_name, loaded, parameter_names, parameters
 from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.loop import CROSS, Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.towers import decided_tower
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
+from veomni_hook.patches.interpreter.walk import receiver_name
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.guards import before_body, before_statement, in_place, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
@@ -122,7 +123,7 @@ def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layers:
 
 
 def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Loop) -> tuple[Edit, ...]:
-    receiver, share, hidden = forward.args.args[0].arg, free_name(forward, "share"), tower.hidden
+    receiver, share, hidden = receiver_name(forward), free_name(forward, "share"), tower.hidden
     targets = ", ".join((share, hidden, *tower.boundaries, *tower.others))
     arguments = ", ".join((receiver, hidden, tuple_of(tower.boundaries), *tower.others))
     part, gathered = (
@@ -166,7 +167,7 @@ def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]
 
 
 def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) -> tuple[Edit, ...]:
-    receiver, hidden = forward.args.args[0].arg, loop.hidden
+    receiver, hidden = receiver_name(forward), loop.hidden
     parts = ", ".join((hidden, *loop.others))
     targets = parts if loop.others else f"({hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
@@ -200,7 +201,7 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
 
 
 def _refusal(forward: FunctionNode, reason: str) -> str:
-    return f"veomni_sequence.refused({forward.args.args[0].arg}, {_quoted(reason)})"
+    return f"veomni_sequence.refused({receiver_name(forward)}, {_quoted(reason)})"
 
 
 def _inside(view: ModuleView, sharded: Sequence[Loop]) -> Iterator[Site]:
@@ -223,7 +224,7 @@ def _inside(view: ModuleView, sharded: Sequence[Loop]) -> Iterator[Site]:
             edits = before_statement(view, method, first, code, _NOT_HERE)
             yield site("refused_inside", edits=edits, lineno=first.lineno, imports=(_IMPORT,))
         if (asked := queries.get(id(method))) is not None:
-            receiver, hidden = (argument.arg for argument in method.args.args[:2])
+            receiver, hidden = (parameter.arg for parameter in parameters(method)[:2])
             names = ", ".join(filter(None, (asked.cache, asked.mask, asked.positions)))
             code = f"{names} = veomni_keys.whole_keys({receiver}, {hidden}, {names})"
             edits = before_body(view, method, code, _WHOLE_KEYS)

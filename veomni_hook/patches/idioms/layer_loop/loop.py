@@ -12,8 +12,8 @@ from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in
+from veomni_hook.patches.idioms.layer_loop.attention import Queries
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
-from veomni_hook.patches.idioms.layer_loop.queries import Queries
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     POSITIONS,
@@ -28,7 +28,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     shaped,
 )
 from veomni_hook.patches.interpreter.domain import Frame
-from veomni_hook.patches.interpreter.walk import bound, evaluate, run
+from veomni_hook.patches.interpreter.walk import bound, evaluate, receiver_name, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 from veomni_hook.patches.upstream_names import names
@@ -272,7 +272,7 @@ def _before(
     }
     scope: dict[str, Value] = {name: Whole(name) for name in parameter_names(forward)}
     scope.update(dict.fromkeys(positions.absent, NOTHING))
-    scope[forward.args.args[0].arg] = Module((owner.name,))
+    scope[receiver_name(forward)] = Module((owner.name,))
     if forward.args.kwarg is not None:
         scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
     positions.before = True
