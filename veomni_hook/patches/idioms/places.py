@@ -25,7 +25,7 @@ def has_self(function: FunctionNode) -> bool:
 
 
 def has_receiver(function: FunctionNode) -> bool:
-    """Whether a method has a parameter for its instance, and guards can be written with it and others."""
+    """Whether a method has parameters, all with names for callers; searches take the first for ``self``."""
     return bool(function.args.args) and not function.args.posonlyargs
 
 

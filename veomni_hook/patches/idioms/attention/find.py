@@ -46,7 +46,12 @@ def find(view: ModuleView) -> Iterator[Site]:
     except Missed as missed:
         yield Site(OP, _NAME, Status.MISSED, reason=missed.reason, lineno=function.lineno)
         return
-    uses = list(_uses(view, form, slot))
+    more = {"form": digest(form), "relies_on": (_NAME,), "skips": {_NAME: form.inlined}}
+    uses = []
+    for target, _, method in view.every_method():
+        for default in (call.args[1] for call in calls_in(method) if LOOK_UP.match(call)):
+            owner = receiver_name(method) if view.text(default) == _NAME else ""
+            uses.append(at_use(view, slot, target, default, owner, _NO_MODULE, **more))
     routed = any(use.status is Status.ROUTED for use in uses)
     reason = "" if routed else uses[0].reason if uses else _NOBODY
     yield Site(
@@ -72,13 +77,3 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec]:
         said = f"it is {variant}, but its parameters do not define every operand"
         raise Missed(said, code=Code.OTHER_ARGUMENTS)
     return form, formula_slot(OP, variant, parameters)
-
-
-def _uses(view: ModuleView, form: Form, slot: SlotSpec) -> Iterator[Site]:
-    """The sites of the methods that pass the function on as the default."""
-    for target, _, method in view.every_method():
-        receiver = receiver_name(method)
-        for default in (call.args[1] for call in calls_in(method) if LOOK_UP.match(call)):
-            owner = receiver if view.text(default) == _NAME else ""
-            more = {"form": digest(form), "relies_on": (_NAME,), "skips": {_NAME: form.inlined}}
-            yield at_use(view, slot, target, default, owner, _NO_MODULE, **more)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import free_name
@@ -19,7 +18,7 @@ from veomni_hook.patches.idioms.hyper_connection.find import OP
 from veomni_hook.patches.idioms.places import check_self, check_torch
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
+from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
@@ -51,16 +50,17 @@ def find(view: ModuleView) -> Iterator[Site]:
         ]
         callees = [value.func for value in unpacked if isinstance(value, ast.Call)]
         if any(own_attribute(callee).endswith(_ENDS) for callee in callees):
-            yield _site(view, f"{owner.name}.forward", forward)
+            target = f"{owner.name}.forward"
+            try:
+                yield _routed(view, target, forward)
+            except Missed as missed:
+                reason, lineno = missed.reason, forward.lineno
+                yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=lineno)
 
 
-def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
-    site = Site(OP, target, Status.MISSED, part=PART, lineno=forward.lineno)
-    try:
-        check_self(forward)
-        check_torch(view, forward)
-    except Missed as missed:
-        return replace(site, reason=missed.reason)
+def _routed(view: ModuleView, target: str, forward: FunctionNode) -> Site:
+    check_self(forward)
+    check_torch(view, forward)
     kernel, slot = free_name(forward, "kernel"), slot_name(OP, _VARIANT)
     edits = []
     for node in walk_ast(forward):
@@ -73,6 +73,5 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
             )
             edits.append(in_place(view, node, text))
     if not edits:
-        said = "nothing has the form of mixed streams plus a weighted output"
-        return replace(site, reason=Reason(said, Code.OTHER_FORM))
+        raise Missed("nothing has the form of mixed streams plus a weighted output", code=Code.OTHER_FORM)
     return Site.asking(OP, target, _VARIANT, forward, edits, part=PART)

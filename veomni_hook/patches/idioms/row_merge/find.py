@@ -37,7 +37,11 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, owner, function in view.every_function():
         if (calls := _calls(function)) and owner is not None:
-            yield _site(view, target, function, in_text_order(calls))
+            ordered = in_text_order(calls)
+            edits, reasons = gathered(ordered, partial(_edit, view, function))
+            reason = Reason.joined(reasons)
+            site = Site.asking(OP, target, VARIANT, ordered[0], edits, reason=reason, part=PART)
+            yield site if edits else replace(site, status=Status.MISSED, variant="", slots=())
         elif calls:
             reason = Reason("a function, which belongs to no module", Code.NO_OWNER, calls[0].lineno)
             yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=calls[0].lineno)
@@ -46,12 +50,6 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _calls(code: ast.AST) -> list[ast.Call]:
     names = (_METHOD, f"{_METHOD}_")
     return [call for call in calls_in(code) if getattr(call.func, "attr", "") in names]
-
-
-def _site(view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call]) -> Site:
-    edits, reasons = gathered(calls, partial(_edit, view, method))
-    site = Site.asking(OP, target, VARIANT, calls[0], edits, reason=Reason.joined(reasons), part=PART)
-    return site if edits else replace(site, status=Status.MISSED, variant="", slots=())
 
 
 def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
