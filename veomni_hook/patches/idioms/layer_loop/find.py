@@ -23,7 +23,7 @@ from veomni_hook.patches.idioms.layer_loop.loop import CROSS, Loop, decided, loo
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.towers import decided_tower
-from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
+from veomni_hook.patches.idioms.layer_loop.values import classes_in
 from veomni_hook.patches.interpreter.walk import receiver_name
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.guards import before_body, before_statement, in_place, tuple_of
@@ -146,8 +146,7 @@ def _apart(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> str:
         return ""
     own = Attributes(view).of(owner.name)
     called = {own_attribute(call.func) for call in calls_in(forward)}
-    modules = of_all(own[name] for name in sorted(called & own.keys()))
-    for class_name in (name for module in modules if isinstance(module, Module) for name in module.names):
+    for class_name in classes_in(own[name] for name in sorted(called & own.keys())):
         inner = method_of(view, class_name, "forward")
         if inner is not None and list(loops(inner.node)) and not _takes_ids(inner.node):
             return class_name

@@ -21,6 +21,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Tensor,
     Value,
     Whole,
+    classes_in,
     depends,
     is_positional,
     is_shaped,
@@ -189,7 +190,7 @@ def after_loop(
         Missed: it moves or mixes positions, or cannot be followed.
     """
     frame = Frame(positions, dict(scope))
-    if not any(isinstance(value, Module) for value in of_all([evaluate(loop.iter, frame)])):
+    if not classes_in([evaluate(loop.iter, frame)]):
         raise Missed("the classes of the layers are not known", loop, Code.UNKNOWN_MODULE)
     body = [statement for statement in loop.body if statement not in but]
     rest = ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment)
