@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in, child_nodes, last_name, walk_ast
@@ -53,10 +52,16 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, _, function in view.every_function():
         calls = [call for call in calls_in(function) if _is_candidate(call)]
-        if calls or (
-            function.name == _METHOD and any(isinstance(node, ast.Raise) for node in walk_ast(function))
-        ):
-            yield _site(view, target, function, calls)
+        if calls:
+            routed, reasons = gathered(calls, partial(_edits, view))
+            edits = tuple(edit for edits_of_call in routed for edit in edits_of_call)
+            lineno = min(call.lineno for call in calls)
+            site = Site(OP, target, Status.MISSED, reason=Reason.joined(reasons), lineno=lineno)
+            done = replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, imports=(_IMPORT,))
+            yield done if edits else site
+        elif function.name == _METHOD and any(isinstance(node, ast.Raise) for node in walk_ast(function)):
+            reason = Reason("it raises an error itself", Code.OTHER_FORM)
+            yield Site(OP, target, Status.MISSED, reason=reason, lineno=function.lineno)
 
 
 def _is_candidate(call: ast.Call) -> bool:
@@ -66,18 +71,6 @@ def _is_candidate(call: ast.Call) -> bool:
         str(argument.value) for argument in ast.walk(call.args[1]) if isinstance(argument, ast.Constant)
     )
     return "tokens" in said and _COUNTED.search(said) is not None
-
-
-def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast.Call]) -> Site:
-    site = Site(OP, target, Status.MISSED, lineno=function.lineno)
-    if not calls:
-        return replace(site, reason=Reason("it raises an error itself", Code.OTHER_FORM))
-    routed, reasons = gathered(calls, partial(_edits, view))
-    edits = tuple(edit for edits_of_call in routed for edit in edits_of_call)
-    site = replace(site, reason=Reason.joined(reasons), lineno=min(call.lineno for call in calls))
-    if not edits:
-        return site
-    return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, imports=(_IMPORT,))
 
 
 def _edits(view: ModuleView, call: ast.Call) -> list[Edit]:

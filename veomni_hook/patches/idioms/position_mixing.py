@@ -63,8 +63,10 @@ class Mixing:
         """
         requirements: dict[tuple[str, str, str], None] = {}
         for _, call in self.calls:
-            if _computes_nothing(view, call):
-                continue
+            function = view.functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
+            body = function.body if function is not None else []
+            if len(body) == 1 and any(form.match(body[0]) for form in NOTHING):
+                continue  # only a package computes it: upstream's returns None
             boundaries = _given(call)
             if boundaries is None or not handed_down(view, self.name, boundaries[0]):
                 return ()
@@ -153,13 +155,6 @@ def _given(call: ast.Call) -> tuple[str, str] | None:
             named = (getattr(part, "value", None) for part in walk_ast(keyword.value))
             return next((text for text in named if isinstance(text, str)), keyword.arg), keyword.arg
     return None
-
-
-def _computes_nothing(view: ModuleView, call: ast.Call) -> bool:
-    """Whether a call is of a function that only a package computes: upstream's returns None."""
-    function = view.functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
-    body = function.body if function is not None else []
-    return len(body) == 1 and any(form.match(body[0]) for form in NOTHING)
 
 
 def held(init: FunctionNode | None, made: set[str]) -> set[str]:
