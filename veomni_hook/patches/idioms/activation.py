@@ -1,6 +1,6 @@
 """Activations of several operators: classes whose ``forward`` is a formula of the op's reference.
 
-Most models take them from ``transformers.activations``. `veomni_hook.patches.idioms.norms` routes the class.
+Most models take them from ``transformers.activations``. `veomni_hook.patches.idioms.shared` routes the class.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.scope import used_names
 from veomni_hook.patches.code.tree import calls_in, last_name
 from veomni_hook.patches.graph import ARGUMENT
-from veomni_hook.patches.idioms.norms import forward_site
+from veomni_hook.patches.idioms.shared import forward_site
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 

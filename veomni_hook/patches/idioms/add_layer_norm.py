@@ -18,7 +18,7 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms.add_rms_norm import Added, added_runs, guarded
 from veomni_hook.patches.idioms.module_calls import own_calls
 from veomni_hook.patches.idioms.nn_layer_norm import VARIANT, norms_by_class
-from veomni_hook.patches.idioms.places import gathered, has_self
+from veomni_hook.patches.idioms.shared import gathered, has_self
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 

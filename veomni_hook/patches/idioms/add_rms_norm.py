@@ -23,8 +23,8 @@ from veomni_hook.patches.code.scope import free_name, local_names
 from veomni_hook.patches.code.statement_runs import Run, at_hand, simple_target
 from veomni_hook.patches.code.tree import blocks, own_attribute, walk_ast
 from veomni_hook.patches.graph import variant_names
-from veomni_hook.patches.idioms.places import gathered, has_self
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
+from veomni_hook.patches.idioms.shared import gathered, has_self
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls, slot_name

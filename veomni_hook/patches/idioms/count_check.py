@@ -23,7 +23,7 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in, child_nodes, last_name, walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
-from veomni_hook.patches.idioms.places import gathered
+from veomni_hook.patches.idioms.shared import gathered
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status

@@ -18,7 +18,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameters
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute, walk_ast
-from veomni_hook.patches.idioms.places import check_self
+from veomni_hook.patches.idioms.shared import check_self
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, slot_name

@@ -19,7 +19,7 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import blocks, walk_ast
-from veomni_hook.patches.idioms.places import has_receiver
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import guard, in_place
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
 from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.graph import ARGUMENT, NUMBER, Difference, Form, constant, digest, recognised
-from veomni_hook.patches.idioms.places import has_receiver
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name

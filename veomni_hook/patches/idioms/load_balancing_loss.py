@@ -31,7 +31,7 @@ from veomni_hook.patches.graph import (
     match,
     reference_scope,
 )
-from veomni_hook.patches.idioms.places import at_use
+from veomni_hook.patches.idioms.shared import at_use
 from veomni_hook.patches.routes.guards import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, SlotSpec, Status, formula_slot

@@ -34,7 +34,7 @@ from veomni_hook.patches.code.tree import (
     walk_ast,
 )
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
-from veomni_hook.patches.idioms.places import has_receiver
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import before_statement, guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name

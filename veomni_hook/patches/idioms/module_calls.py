@@ -13,7 +13,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute
-from veomni_hook.patches.idioms.places import check_self, gathered
+from veomni_hook.patches.idioms.shared import check_self, gathered
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 

@@ -40,7 +40,7 @@ from veomni_hook.patches.graph import (
     variant_names,
     walk,
 )
-from veomni_hook.patches.idioms.places import has_receiver
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name

@@ -23,9 +23,9 @@ from veomni_hook.patches.code.statement_runs import Run, simple_target
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import blocks, calls_in, chain, initialised, is_plain, swapped, walk_ast
 from veomni_hook.patches.graph import Node, constant, digest, variant_names
-from veomni_hook.patches.idioms.places import has_receiver
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary import find as find_rotations
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.interpreter.walk import bound
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise

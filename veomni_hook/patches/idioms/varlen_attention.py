@@ -17,7 +17,7 @@ from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.template import Found, Mismatch, Template
 from veomni_hook.patches.code.tree import blocks, walk_ast
-from veomni_hook.patches.idioms.places import check_self
+from veomni_hook.patches.idioms.shared import check_self
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name

@@ -15,8 +15,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in
 from veomni_hook.patches.graph import ARGUMENT, Form, digest, receiver_name
-from veomni_hook.patches.idioms.norms import formula_of
-from veomni_hook.patches.idioms.places import at_use
+from veomni_hook.patches.idioms.shared import at_use, formula_of
 from veomni_hook.patches.routes.guards import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, SlotSpec, Status, formula_slot

@@ -14,8 +14,8 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER, digest, reference_form, source
-from veomni_hook.patches.idioms.norms import formula_of
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
+from veomni_hook.patches.idioms.shared import formula_of
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls, slot_name

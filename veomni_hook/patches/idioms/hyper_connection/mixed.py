@@ -15,7 +15,7 @@ from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.hyper_connection.find import OP
-from veomni_hook.patches.idioms.places import check_self, check_torch
+from veomni_hook.patches.idioms.shared import check_self, check_torch
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import bound_once, last_name, substituted, walk_ast
 from veomni_hook.patches.graph import ARGUMENT, source
-from veomni_hook.patches.idioms.norms import formula_of
-from veomni_hook.patches.idioms.places import has_self
 from veomni_hook.patches.idioms.row_merge.find import OP
+from veomni_hook.patches.idioms.shared import formula_of, has_self
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name

@@ -16,7 +16,7 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.tree import calls_in, in_text_order
-from veomni_hook.patches.idioms.places import check_self, check_torch, gathered
+from veomni_hook.patches.idioms.shared import check_self, check_torch, gathered
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 
