@@ -120,6 +120,7 @@ def test_mixed_streams_are_routed_and_compute_the_same():
         ("transpose(-1, -2), x", "transpose(-1, -2), output", ""),
         ("comb.to(dtype).transpose(-1, -2)", "comb.to(dtype)", "nothing has the form"),
         ("dtype = x.dtype", "dtype = x.dtype\n        torch = F", "torch has another name"),
+        ("dtype = x.dtype", "dtype = x.dtype\n        self = self.inner", "self is not the method's module"),
     ],
 )
 def test_other_mixtures(old, new, reason):

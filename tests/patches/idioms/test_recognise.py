@@ -121,3 +121,34 @@ def test_the_idiom_of_the_documents() -> None:
     assert "kernel(self, *operands)" in spliced(upstream, [routed])
     assert (missed.target, missed.status) == ("Tanh.forward", Status.MISSED)
     assert missed.reason.startswith("nearest is ")
+
+
+POSITIONAL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Router(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x, /):
+        weights = F.linear(x, self.weight).softmax(-1)
+        weights, indices = torch.topk(weights, 2, dim=-1)
+        return weights, indices
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x, /):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+"""
+
+
+@pytest.mark.parametrize("parameters", ["self, x, /", "self, /, x"])
+def test_a_method_whose_instance_has_no_name_gets_no_guard(parameters):
+    sites = recognise(Document(POSITIONAL.replace("self, x, /", parameters)))
+    assert [(site.op, site.status) for site in sites] == [("gated_mlp", Status.MISSED)]

@@ -1,6 +1,6 @@
 """Activations of several operators: classes whose ``forward`` is a formula of the op's reference.
 
-Most models take them from ``transformers.activations``. `veomni_hook.patches.idioms.norms` routes the class.
+Most models take them from ``transformers.activations``. `veomni_hook.patches.idioms.shared` routes the class.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import used_names
 from veomni_hook.patches.code.tree import calls_in, last_name
 from veomni_hook.patches.graph import ARGUMENT
-from veomni_hook.patches.idioms.norms import forward_site
+from veomni_hook.patches.idioms.shared import forward_site
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
@@ -30,11 +29,7 @@ CANDIDATES = (
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for owner, forward in view.forwards():
-        if _looks_like_it(forward):
+        names = [argument.arg for argument in forward.args.args]
+        called = {last_name(call.func) for call in calls_in(ast.Module(forward.body, []))}
+        if len(names) == 2 and names[0] not in used_names(forward.body) and called & _CALLED:
             yield forward_site(OP, view, owner, forward, {"x": ARGUMENT})
-
-
-def _looks_like_it(forward: FunctionNode) -> bool:
-    names = [argument.arg for argument in forward.args.args]
-    called = {last_name(call.func) for call in calls_in(ast.Module(forward.body, []))}
-    return len(names) == 2 and names[0] not in used_names(forward.body) and bool(called & _CALLED)

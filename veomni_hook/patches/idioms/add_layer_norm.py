@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.idioms.add_rms_norm import Added, added_runs, guarded, has_self
+from veomni_hook.patches.idioms.add_rms_norm import Added, added_runs, guarded
 from veomni_hook.patches.idioms.module_calls import own_calls
 from veomni_hook.patches.idioms.nn_layer_norm import VARIANT, norms_by_class
+from veomni_hook.patches.idioms.shared import gathered, has_self
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
@@ -43,19 +44,16 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _site(
     view: ModuleView, where: str, method: FunctionNode, runs: list[Added], norms: Mapping[str, object]
 ) -> Site:
-    routed: list[Edit] = []
-    reasons, names = [], []
-    for added in runs:
-        edits = guarded(view, method, added, (OP, VARIANT), lambda module: [module])
-        if isinstance(edits, str):
-            reasons.append(Reason(edits, line=added.lineno))
-        elif any(attribute in norms for attribute, _ in own_calls(added.run.statements[0])):
+    def routed(added: Added) -> tuple[str, tuple[Edit, ...]]:
+        edits = guarded(view, method, added, (OP, VARIANT))
+        if any(attribute in norms for attribute, _ in own_calls(added.run.statements[0])):
             said = "a summand calls a norm, which asks for its own kernel"
-            reasons.append(Reason(said, Code.NO_FUSED_FORM, added.lineno))
-        else:
-            routed += edits
-            names.append(f"self.{added.attribute}")
-    if not routed:
+            raise Missed(said, added, Code.NO_FUSED_FORM)
+        return f"self.{added.attribute}", edits
+
+    every, reasons = gathered(runs, routed)
+    if not every:
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=runs[0].lineno)
-    captures = {"norm": ", ".join(dict.fromkeys(names))}
-    return Site.asking(OP, where, VARIANT, runs[0], routed, reason="; ".join(reasons), captures=captures)
+    captures = {"norm": ", ".join(dict.fromkeys(norm for norm, _ in every))}
+    edits = [edit for _, of_run in every for edit in of_run]
+    return Site.asking(OP, where, VARIANT, runs[0], edits, reason="; ".join(reasons), captures=captures)

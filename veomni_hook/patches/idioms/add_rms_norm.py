@@ -13,8 +13,9 @@ of the class. If no kernel is used, upstream's statements run unchanged in the g
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
@@ -23,11 +24,12 @@ from veomni_hook.patches.code.statement_runs import Run, at_hand, simple_target
 from veomni_hook.patches.code.tree import blocks, own_attribute, walk_ast
 from veomni_hook.patches.graph import variant_names
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
+from veomni_hook.patches.idioms.shared import gathered, has_self
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
-from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls, slot_name
+from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls, slot_name
 
-__all__ = ["CANDIDATES", "OP", "WORDS", "Added", "added_runs", "find", "guarded", "has_self"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "Added", "added_runs", "find", "guarded"]
 
 OP = "add_rms_norm"
 WORDS = "RMSNorm | mean( rsqrt( | mean( pow("
@@ -59,11 +61,6 @@ class Added:
             return ast.parse(f"{normalised} = {call}[1]").body
         copies = [f"{name} = {sums[0]}" for name in sums[1:] if name != sums[0]]
         return ast.parse("\n".join([f"{sums[0]}, {normalised} = {call}", *copies])).body
-
-
-def has_self(method: FunctionNode) -> bool:
-    """Whether the first parameter of a function is ``self``."""
-    return bool(method.args.args) and method.args.args[0].arg == "self"
 
 
 def added_runs(method: FunctionNode) -> Iterator[Added]:
@@ -104,19 +101,8 @@ def _is_name(node: object, name: str) -> bool:
 
 
 _OPERANDS = ("weight", "eps")
-
-
-@dataclass(frozen=True)
-class _Norm:
-    """A norm's class, and the code for its formula's operands."""
-
-    class_name: str
-    site: Site
-
-    def operands(self, module: str) -> list[str]:
-        """Weight and eps of the object ``module``, as code."""
-        own = (own_attribute(ast.parse(self.site.captures[name], mode="eval").body) for name in _OPERANDS)
-        return [f"{module}.{attribute}" for attribute in own]
+#: A class of norms, and the site of its forward; None for a class that is no candidate.
+_Kind = tuple[str, Site | None]
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -132,80 +118,75 @@ def find(view: ModuleView) -> Iterator[Site]:
                 yield _site(view, target, method, runs, norms)
 
 
-def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
-    """The attributes that are RMSNorms of this file, each with its formula or the reason why it has none."""
+def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, list[_Kind]]:
+    """The attributes that are RMSNorms of this file, with the classes that ``__init__`` creates them from."""
     class_names: dict[str, set[str]] = {}
     for attribute, value in initialised_by(view, owner):
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:
             class_names.setdefault(attribute, set()).add(value.func.id)
     sites = {site.target: site for site in view.sites(find_rms_norms)} if class_names else {}
-    by_attribute: dict[str, _Norm | str] = {}
-    for attribute, names in class_names.items():
-        norms = [(name, sites.get(f"{defining(view, name)}.forward")) for name in sorted(names)]
-        if any(site is None and "RMSNorm" not in name for name, site in norms):
-            continue
-        by_attribute[attribute] = _norm(view, attribute, norms)
-    return by_attribute
-
-
-def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]) -> _Norm | str:
-    if len(norms) > 1:
-        names = ", ".join(name for name, _ in norms)
-        return Reason(f"self.{attribute} may be one of {names}", Code.UNKNOWN_MODULE)
-    name, site = norms[0]
-    if site is None or site.status is not Status.ROUTED:
-        why = view.scope.why_refused(defining(view, name))
-        return Reason(f"{name} has no formula of rms_norm{why}", Code.NO_FUSED_FORM)
-    if site.variant not in variant_names(OP):
-        return Reason(f"{name} is {site.variant}, which has no form with an addition", Code.NO_FUSED_FORM)
-    forward = view.methods(view.classes[defining(view, name)])["forward"]
-    checks = any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward))
-    checking = Reason(f"{name} checks its arguments", Code.NO_FUSED_FORM)
-    if other := called_otherwise(view, name) or (checking if checks else ""):
-        return other
-    for operand in _OPERANDS:
-        if not own_attribute(ast.parse(site.captures[operand], mode="eval").body):
-            return Reason(f"the {operand} of {name} is {site.captures[operand]}", Code.OTHER_SETTING)
-    return _Norm(name, site)
+    kinds = {
+        attribute: [(name, sites.get(f"{defining(view, name)}.forward")) for name in sorted(names)]
+        for attribute, names in class_names.items()
+    }
+    return {
+        attribute: every
+        for attribute, every in kinds.items()
+        if all(site is not None or "RMSNorm" in name for name, site in every)
+    }
 
 
 def _site(
-    view: ModuleView,
-    where: str,
-    method: FunctionNode,
-    runs: list[Added],
-    norms: Mapping[str, _Norm | str],
+    view: ModuleView, where: str, method: FunctionNode, runs: list[Added], norms: Mapping[str, list[_Kind]]
 ) -> Site:
-    routed: list[tuple[_Norm, tuple[Edit, ...]]] = []
-    reasons = []
-    for added in runs:
-        norm = norms[added.attribute]
-        if isinstance(norm, str):
-            reasons.append(Reason(norm, line=added.lineno))
-            continue
-        slot = (OP, norm.site.variant)
-        edits = guarded(view, method, added, slot, norm.operands, [norm.class_name])
-        if isinstance(edits, str):
-            reasons.append(Reason(edits, line=added.lineno))
-        else:
-            routed.append((norm, edits))
+    routed, reasons = gathered(runs, partial(_routed, view, method, norms))
     if not routed:
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=runs[0].lineno)
-    variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))
-    relied = (name for norm, _ in routed for name in (norm.site.target, *norm.site.relies_on))
-    skipped = tuple(dict.fromkeys(name for norm, _ in routed for name in skipped_at_calls(norm.site)))
+    sites = [site for _, site, _ in routed]
     return Site.asking(
         OP,
         where,
-        variants,
+        list(dict.fromkeys(site.variant for site in sites)),
         runs[0],
-        [edit for _, of_run in routed for edit in of_run],
+        [edit for *_, edits in routed for edit in edits],
         reason="; ".join(reasons),
-        form="|".join(norm.site.form for norm, _ in routed),
-        captures={"norm": ", ".join(dict.fromkeys(norm.class_name for norm, _ in routed))},
-        relies_on=tuple(dict.fromkeys(relied)),
-        skips={where: skipped},
+        form="|".join(site.form for site in sites),
+        captures={"norm": ", ".join(dict.fromkeys(name for name, *_ in routed))},
+        relies_on=tuple(dict.fromkeys(name for site in sites for name in (site.target, *site.relies_on))),
+        skips={where: tuple(dict.fromkeys(name for site in sites for name in skipped_at_calls(site)))},
     )
+
+
+def _routed(
+    view: ModuleView, method: FunctionNode, norms: Mapping[str, list[_Kind]], added: Added
+) -> tuple[str, Site, tuple[Edit, ...]]:
+    """The class of a run's norm, the site of its forward, and the guard.
+
+    Raises:
+        Missed: no kernel computes this norm with the sum, or the code does not allow a guard.
+    """
+    kinds = norms[added.attribute]
+    if len(kinds) > 1:
+        names = ", ".join(name for name, _ in kinds)
+        raise Missed(f"self.{added.attribute} may be one of {names}", added, Code.UNKNOWN_MODULE)
+    name, site = kinds[0]
+    if site is None or site.status is not Status.ROUTED:
+        why = view.scope.why_refused(defining(view, name))
+        raise Missed(f"{name} has no formula of rms_norm{why}", added, Code.NO_FUSED_FORM)
+    if site.variant not in variant_names(OP):
+        said = f"{name} is {site.variant}, which has no form with an addition"
+        raise Missed(said, added, Code.NO_FUSED_FORM)
+    if other := called_otherwise(view, name):
+        raise Missed(other, added)
+    forward = view.methods(view.classes[defining(view, name)])["forward"]
+    if any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward)):
+        raise Missed(f"{name} checks its arguments", added, Code.NO_FUSED_FORM)
+    own = [own_attribute(ast.parse(site.captures[operand], mode="eval").body) for operand in _OPERANDS]
+    for operand, attribute in zip(_OPERANDS, own, strict=True):
+        if not attribute:
+            said = f"the {operand} of {name} is {site.captures[operand]}"
+            raise Missed(said, added, Code.OTHER_SETTING)
+    return name, site, guarded(view, method, added, (OP, site.variant), own, name)
 
 
 def guarded(
@@ -213,31 +194,45 @@ def guarded(
     method: FunctionNode,
     added: Added,
     slot: tuple[str, str],
-    operands: Callable[[str], list[str]],
-    class_names: Sequence[str] = (),
-) -> tuple[Edit, ...] | str:
-    """The guard for a run, or why there is none.
+    own: Sequence[str] = (),
+    class_name: str = "",
+) -> tuple[Edit, ...]:
+    """The guard for a run.
 
-    The slot is that of an op and a variant; ``operands`` follow the summands, by the norm's local.
+    Args:
+        view: the module.
+        method: the method around the run.
+        added: the run.
+        slot: that of an op and a variant.
+        own: the attributes of the norm that follow the summands as operands; without any, the norm itself.
+        class_name: the norm's class, if the slot compares it.
+
+    Raises:
+        Missed: the code does not allow one.
     """
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
     normalised = simple_target(added.run.statements[-1])
     if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
-        return Reason("the sum is made in place", Code.IN_PLACE)
+        raise Missed("the sum is made in place", added, Code.IN_PLACE)
     is_norm = isinstance(call, ast.Call) and own_attribute(call.func) == added.attribute
     if normalised is None or call is None or not is_norm or not _is_name(call.args[0], added.total):
-        return Reason("the normalised sum is part of an expression", Code.NO_ROOM)
+        raise Missed("the normalised sum is part of an expression", added, Code.NO_ROOM)
     if len(call.args) > 1 or call.keywords:
-        return Reason("the norm is called with more than the sum", Code.OTHER_ARGUMENTS)
+        raise Missed("the norm is called with more than the sum", added, Code.OTHER_ARGUMENTS)
     local = local_names(method)
     tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in local - {"self"}]
-    if not tensors or not local.isdisjoint(class_names):
+    if not tensors or class_name in local:
         said = "no summand is a local known before the sum"
-        return Reason(said + (", or a local hides the norm's class" if class_names else ""), Code.NO_ROOM)
+        said += ", or a local hides the norm's class" if class_name else ""
+        raise Missed(said, added, Code.NO_ROOM)
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
-    arguments = [ast.unparse(total.left), ast.unparse(total.right), *operands(module)]
+    operands = [f"{module}.{attribute}" for attribute in own] or [module]
+    arguments = [ast.unparse(total.left), ast.unparse(total.right), *operands]
     answer = added.assigned(normalised, f"{kernel}({', '.join(arguments)})")
-    asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}", *class_names]
+    asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}"]
+    asked += [class_name] if class_name else []
     comment = f"{'/'.join(slot)}: the sum and its norm"
     edits = guard(view, added.run, slot_name(*slot), asked, answer, comment, returns=False)
-    return edits or Reason("the code around it does not allow a guard here", Code.NO_ROOM)
+    if not edits:
+        raise Missed("the code around it does not allow a guard here", added, Code.NO_ROOM)
+    return edits

@@ -17,12 +17,13 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in, child_nodes, last_name, walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
+from veomni_hook.patches.idioms.shared import gathered
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
@@ -51,10 +52,16 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, _, function in view.every_function():
         calls = [call for call in calls_in(function) if _is_candidate(call)]
-        if calls or (
-            function.name == _METHOD and any(isinstance(node, ast.Raise) for node in walk_ast(function))
-        ):
-            yield _site(view, target, function, calls)
+        if calls:
+            routed, reasons = gathered(calls, partial(_edits, view))
+            edits = tuple(edit for edits_of_call in routed for edit in edits_of_call)
+            lineno = min(call.lineno for call in calls)
+            site = Site(OP, target, Status.MISSED, reason=Reason.joined(reasons), lineno=lineno)
+            done = replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, imports=(_IMPORT,))
+            yield done if edits else site
+        elif function.name == _METHOD and any(isinstance(node, ast.Raise) for node in walk_ast(function)):
+            reason = Reason("it raises an error itself", Code.OTHER_FORM)
+            yield Site(OP, target, Status.MISSED, reason=reason, lineno=function.lineno)
 
 
 def _is_candidate(call: ast.Call) -> bool:
@@ -66,24 +73,8 @@ def _is_candidate(call: ast.Call) -> bool:
     return "tokens" in said and _COUNTED.search(said) is not None
 
 
-def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast.Call]) -> Site:
-    site = Site(OP, target, Status.MISSED, lineno=function.lineno)
-    if not calls:
-        return replace(site, reason=Reason("it raises an error itself", Code.OTHER_FORM))
-    edits: list[Edit] = []
-    reasons = []
-    for call in calls:
-        try:
-            edits += [*_edits(view, call)]  # all of a call's edits, or none
-        except Missed as missed:
-            reasons.append(missed.reason)
-    site = replace(site, reason=Reason.joined(reasons), lineno=min(call.lineno for call in calls))
-    if not edits:
-        return site
-    return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=tuple(edits), imports=(_IMPORT,))
-
-
-def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
+def _edits(view: ModuleView, call: ast.Call) -> list[Edit]:
+    """All edits of a check; raises `Missed` if one of them is not possible."""
     document = view.document
     if call.keywords or len(call.args) != 2:
         raise Missed(
@@ -99,16 +90,17 @@ def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
     start = document.start(message)
     gap = opening["gap"]
     text = f"veomni_counts.check({gap}{call.func.id},{gap or ' '}"
-    yield Edit(document.start(call.func), opening.end(), text)
+    edits = [Edit(document.start(call.func), opening.end(), text)]
     for node, tensor, mask in _selections(condition):
-        yield in_place(view, node, f"veomni_counts.selected({tensor}, {mask})")
+        edits.append(in_place(view, node, f"veomni_counts.selected({tensor}, {mask})"))
     # A message on its own line keeps it: the line is as long as upstream wrote it.
     before = document.source[document.line_start(start) : start]
     gap = " " if before.strip() else f"\n{before}"
     head = " ".join(["lambda", ", ".join(names)]).rstrip()
     if not before.strip() and len(before) + len(head) >= WIDTH:
         head = f"lambda {f',{gap}       '.join(names)}"
-    yield Edit(start, start + 1, f"{head}:{gap}{document.source[start]}")
+    edits.append(Edit(start, start + 1, f"{head}:{gap}{document.source[start]}"))
+    return edits
 
 
 def _selections(condition: ast.expr) -> Iterator[tuple[ast.expr, str, str]]:

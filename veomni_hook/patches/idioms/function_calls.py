@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import own_names, parameters
+from veomni_hook.patches.code.scope import parameters
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute, walk_ast
-from veomni_hook.patches.graph import receiver_name
+from veomni_hook.patches.idioms.shared import check_self
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, slot_name
@@ -67,8 +67,7 @@ def check(
     Raises:
         Missed: they are not.
     """
-    if receiver_name(method) != "self" or "self" in own_names(method.body):
-        raise Missed("self is not the method's module", code=Code.REPLACED)
+    check_self(method)
     for call in calls:
         called, (own, _) = last_name(call.func), _called(view, target, call)
         function = view.functions.get(own)

@@ -46,6 +46,7 @@ from veomni_hook.patches.graph import (
     specific_first,
     walk,
 )
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -195,11 +196,10 @@ _RULES = {
 
 
 def _multiplies(node: ast.AST) -> bool:
-    return (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)) or (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("mul", "multiply")
-    )
+    match node:
+        case ast.BinOp(op=ast.Mult()) | ast.Call(func=ast.Attribute(attr="mul" | "multiply")):
+            return True
+    return False
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -209,7 +209,9 @@ def find(view: ModuleView) -> Iterator[Site]:
         if _ACTIVATES.search(text) is None or holds_experts(owner):
             continue
         texts = {
-            name: view.text(method) for name, method in view.methods(owner).items() if name != "__init__"
+            name: view.text(method)
+            for name, method in view.methods(owner).items()
+            if name != "__init__" and has_receiver(method)
         }
         methods = [
             view.methods(owner)[name]

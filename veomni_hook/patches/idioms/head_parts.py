@@ -19,6 +19,7 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import blocks, walk_ast
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import guard, in_place
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -53,7 +54,7 @@ JOINED[..., M:].copy_(SECOND)
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for _, owner, method in view.every_method():
-        if method.args.args and "torch.split(" in view.text(method):
+        if has_receiver(method) and "torch.split(" in view.text(method):
             search = _Search(view, owner, method)
             if search.splits:
                 yield search.site()

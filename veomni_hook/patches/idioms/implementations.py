@@ -14,7 +14,7 @@ reports that the origin is unknown.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
@@ -48,14 +48,14 @@ def find(view: ModuleView) -> Iterator[Site]:
             methods = view.methods(owner)
             setter, saved = _setter_of(owner, kind), methods.get("_remove_keys_not_serialized")
             if setter is not None and saved is not None and len(saved.args.args) == 2:
-                call = f"note_assignment({_two_parameters(setter)})"
-                yield _site(view, op, f"{owner.name}.{setter.name}.setter", setter, call)
-                call = f"forget_choice({saved.args.args[1].arg})"
-                yield _site(view, op, f"{owner.name}.{saved.name}", saved, call)
+                target = f"{owner.name}.{setter.name}.setter"
+                yield _site(view, op, target, setter, "note_assignment", setter.args.args)
+                target = f"{owner.name}.{saved.name}"
+                yield _site(view, op, target, saved, "forget_choice", saved.args.args[1:])
             request = methods.get(f"set_{kind}_implementation")
             if request is not None and _is_request(request, kind):
-                call = f"note_request({_two_parameters(request)})"
-                yield _site(view, op, f"{owner.name}.{request.name}", request, call, after_body)
+                target, passed = f"{owner.name}.{request.name}", request.args.args[:2]
+                yield _site(view, op, target, request, "note_request", passed, after_body)
 
 
 def _site(
@@ -63,11 +63,13 @@ def _site(
     op: str,
     target: str,
     function: FunctionNode,
-    call: str,
+    note: str,
+    passed: Sequence[ast.arg],
     insert: Callable[[ModuleView, FunctionNode, str, str], tuple[Edit, ...]] = before_body,
 ) -> Site:
     # Imported at the rare call: transformers imports the config module as one of the first.
-    code = f"from veomni_hook.kernels.{op}.provenance import {call.partition('(')[0]}\n\n{call}"
+    call = f"{note}({', '.join(argument.arg for argument in passed)})"
+    code = f"from veomni_hook.kernels.{op}.provenance import {note}\n\n{call}"
     setting = f"{_KINDS[op]}_implementation"
     return Site(
         op=op,
@@ -108,7 +110,3 @@ def _stores(function: FunctionNode, kind: str) -> bool:
     attributes = [node for node in walk_ast(function) if isinstance(node, ast.Attribute)]
     stored = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     return _RESOLVED.format(kind) in stored
-
-
-def _two_parameters(function: FunctionNode) -> str:
-    return ", ".join(argument.arg for argument in function.args.args[:2])

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
 from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.graph import ARGUMENT, NUMBER, Difference, Form, constant, digest, recognised
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -46,7 +46,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     for _, owner, method in view.every_method():
         text = view.text(method)
         expected = method.name == "forward" and "Indexer" in owner.name
-        if method.args.args and _PRODUCT.search(text) and (expected or "relu(" in text):
+        if has_receiver(method) and _PRODUCT.search(text) and (expected or "relu(" in text):
             site = _Search(view, owner, method).site()
             if expected or site.status is Status.ROUTED:
                 yield site
@@ -72,7 +72,8 @@ class _Search(Method):
 
     def routed(self, run: Run) -> Site | None:
         """The site, if the run computes one of the formulas and the code around it allows a guard."""
-        if simple_target(run.statements[-1]) is None and not isinstance(run.statements[-1], ast.Return):
+        target = simple_target(run.statements[-1])
+        if target is None and not isinstance(run.statements[-1], ast.Return):
             return None
         form = self.form_of(run)
         if not isinstance(form, Form) or form.effects:
@@ -87,8 +88,15 @@ class _Search(Method):
             name: expression for name in _OPERANDS if (expression := self.expression(nodes[name])) is not None
         }
         value = getattr(run.statements[-1], "value")  # noqa: B009 - an assignment or a return
-        result = put_together(run.statements, value, operands, self.kernel)
-        edits = self.guard(run, variant, operands, result) if len(operands) == len(_OPERANDS) else None
+        result, edits = None, None
+        if len(operands) == len(_OPERANDS):
+            result = put_together(run.statements, value, operands, self.kernel)
+        if result is not None:
+            answer = ast.Assign([ast.Name(target, ast.Store())], result) if target else ast.Return(result)
+            known = ", ".join(ast.unparse(operands[name]) for name in _OPERANDS if name != "weights")
+            asked, slot = [self.receiver, known], slot_name(OP, variant)
+            comment = f"{OP}/{variant}: weighted products, added up over heads"
+            edits = guard(self.view, run, slot, asked, [answer], comment, returns=False)
         if edits is None:
             said = f"the code around line {value.lineno} cannot be reordered"
             self.reason = Reason(said, Code.NO_ROOM)
@@ -96,17 +104,3 @@ class _Search(Method):
         computed = self.digest() or digest(form)
         captures = {name: ast.unparse(operand) for name, operand in operands.items()}
         return Site.asking(OP, self.target, variant, value, edits, form=computed, captures=captures)
-
-    def guard(
-        self, run: Run, variant: str, operands: Mapping[str, ast.expr], result: ast.expr | None
-    ) -> tuple[Edit, ...] | None:
-        if result is None:
-            return None
-        name = simple_target(run.statements[-1])
-        answer = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
-        known = ", ".join(
-            ast.unparse(operand) for operand in operands.values() if operand is not operands["weights"]
-        )
-        slot = slot_name(OP, variant)
-        comment = f"{OP}/{variant}: weighted products, added up over heads"
-        return guard(self.view, run, slot, [self.receiver, known], [answer], comment, returns=False)

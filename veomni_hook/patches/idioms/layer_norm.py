@@ -1,6 +1,6 @@
 """LayerNorm: a class whose ``forward`` is one of the formulas of `veomni_hook.kernels.layer_norm.reference`.
 
-`veomni_hook.patches.idioms.norms` routes it. An inherited ``forward`` counts for the class that defines it.
+`veomni_hook.patches.idioms.shared` routes it. An inherited ``forward`` counts for the class that defines it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import calls_in, chain, last_name
 from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER, receiver_name
-from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
+from veomni_hook.patches.idioms.shared import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 

@@ -13,10 +13,9 @@ import ast
 import copy
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 
-from veomni_hook.patches.code.calls import Calls, CallSite
+from veomni_hook.patches.code.calls import Calls
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import chain, walk_ast
@@ -31,9 +30,10 @@ from veomni_hook.patches.graph import (
     match,
     reference_scope,
 )
-from veomni_hook.patches.routes.guards import in_place, parameters_as
+from veomni_hook.patches.idioms.shared import at_use
+from veomni_hook.patches.routes.guards import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot
+from veomni_hook.patches.site import Code, Missed, Reason, Site, SlotSpec, Status, formula_slot
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "Case", "find", "forms", "spellings"]
@@ -169,13 +169,18 @@ def find(view: ModuleView) -> Iterator[Site]:
     yield from view.imported(OP, _NAME)
     calls = Calls(view.document, functions)
     for name, node in functions.items():
-        known = _known(view, node)
-        if isinstance(known, Reason):
-            yield Site(OP, name, Status.MISSED, reason=known, lineno=node.lineno)
+        try:
+            form, slot, inlined = _known(view, node)
+        except Missed as missed:
+            yield Site(OP, name, Status.MISSED, reason=missed.reason, lineno=node.lineno)
             continue
-        form, slot, inlined = known
-        called = [_call(view, name, form, slot, site) for site in calls.sites(name)]
-        sites = [replace(site, skips={name: inlined}) for site in called]
+        more = {"form": form, "relies_on": (name,), "skips": {name: inlined}}
+        sites = []
+        for use in calls.sites(name):
+            plain = not use.only_if and view.text(use.node) == ast.unparse(use.node)
+            why = Reason(use.reason or "its position in the source is unknown", Code.NO_OWNER)
+            owner = use.owner if plain else ""
+            sites.append(at_use(view, slot, use.where or name, use.node, owner, why, **more))
         bound = not sites or any(site.status is Status.ROUTED for site in sites)
         yield Site(
             OP,
@@ -189,31 +194,17 @@ def find(view: ModuleView) -> Iterator[Site]:
         yield from sites
 
 
-def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite) -> Site:
-    callee = ast.unparse(site.node)
-    owned = bool(site.owner) and not site.only_if and view.text(site.node) == callee
-    return Site(
-        OP,
-        site.where or name,
-        Status.ROUTED if owned else Status.UNBOUND,
-        slot.variant,
-        reason="" if owned else Reason(site.reason or "its position in the source is unknown", Code.NO_OWNER),
-        form=form,
-        edits=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
-        slots=(slot,) if owned else (),
-        relies_on=(name,),
-        counted=False,
-        lineno=site.node.lineno,
-    )
+def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tuple[str, ...]]:
+    """The digest of a function that computes the loss, the slot for its calls, and what it calls.
 
-
-def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tuple[str, ...]] | Reason:
-    """The digest of a function that computes the loss, the slot for its calls, and what it calls."""
+    Raises:
+        Missed: it does not compute the loss as any of the spellings.
+    """
     if reason := view.why_unclear(function):
-        return Reason(reason)
+        raise Missed(reason)
     own_forms = forms(function, view.scope)
     if isinstance(own_forms, Reason):
-        return own_forms
+        raise Missed(own_forms)
     nearest = None
     for variant, spelling in spellings():
         outcomes = [
@@ -231,4 +222,4 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
                 return "-".join(digest(form) for form in own_forms[2:]), slot, inlined
         elif nearest is None or differences[0].depth >= nearest.depth:
             nearest = differences[0]
-    return nearest.why if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS)
+    raise Missed(nearest.why if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS))

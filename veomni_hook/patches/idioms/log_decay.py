@@ -23,7 +23,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.statement_runs import Run, at_hand, simple_target
 from veomni_hook.patches.code.tree import (
@@ -35,6 +34,7 @@ from veomni_hook.patches.code.tree import (
     walk_ast,
 )
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import before_statement, guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -229,7 +229,7 @@ _OPERANDS = ("a", "log_rate", "bias")
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for _, owner, method in view.every_method():
-        if not method.args.args or "exp(" not in (text := view.text(method)):
+        if not has_receiver(method) or "exp(" not in (text := view.text(method)):
             continue
         sites = [*_Search(view, owner, method).sites()] if "softplus(" in text else []
         channels = ChannelSearch(view, owner, method)
@@ -257,7 +257,14 @@ class _Search(Method):
         b = self.sigmoid_before(block, index, operands)
         variant, taken = (_ALONE, operands) if b is None else (_BOTH, {**operands, "b": b})
         run = Run(self.method, block, index if b is None else index - 1, index)
-        edits = self.guard(run, variant, taken)
+        asked, edits = at_hand(taken["a"]), None
+        if asked is not None:
+            names = ", ".join(simple_target(statement) or "" for statement in run.statements)
+            rest = ", ".join(ast.unparse(operand) for name, operand in taken.items() if name != "a")
+            answer = ast.parse(f"{names} = {self.kernel}({ast.unparse(taken['a'])}, {rest})").body
+            asks, slot = [self.receiver, asked, rest], slot_name(OP, variant)
+            comment = f"{OP}/{variant}: -exp(log_rate) * softplus(a + bias)"
+            edits = guard(self.view, run, slot, asks, answer, comment, returns=False)
         if edits is None:
             reason = Reason("the code around it cannot be reordered", Code.NO_ROOM)
             return Site(OP, self.target, Status.MISSED, reason=reason, lineno=lineno)
@@ -296,17 +303,6 @@ class _Search(Method):
             return None
         b = self.expression(form.result.args[0])
         return b if isinstance(b, ast.Name) and b.id != simple_target(block[index]) else None
-
-    def guard(self, run: Run, variant: str, operands: Mapping[str, ast.expr]) -> tuple[Edit, ...] | None:
-        asked = at_hand(operands["a"])
-        if asked is None:
-            return None
-        names = ", ".join(simple_target(statement) or "" for statement in run.statements)
-        rest = ", ".join(ast.unparse(operand) for name, operand in operands.items() if name != "a")
-        answer = ast.parse(f"{names} = {self.kernel}({ast.unparse(operands['a'])}, {rest})").body
-        asks = [self.receiver, asked, rest]
-        comment = f"{OP}/{variant}: -exp(log_rate) * softplus(a + bias)"
-        return guard(self.view, run, slot_name(OP, variant), asks, answer, comment, returns=False)
 
 
 def _of_heads(node: Node) -> dict[str, Node] | None:

@@ -12,11 +12,10 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import own_names
 from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute
-from veomni_hook.patches.idioms.add_rms_norm import has_self
+from veomni_hook.patches.idioms.shared import check_self, gathered
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
-from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 
 __all__ = ["Created", "created_by", "own_calls", "sites_of_calls"]
 
@@ -79,11 +78,7 @@ def sites_of_calls(
             calls = in_text_order(call for attribute, call in own_calls(method) if attribute in own)
             if name != "__init__" and calls:
                 called[owner.name].update(last_name(call.func) for call in calls)
-                asked = [
-                    differences.get(last_name(call.func)) or _edit(view, method, call, formula, noun)
-                    for call in calls
-                ]
-                yield _site(f"{owner.name}.{name}", calls, asked, formula, noun)
+                yield _site(view, f"{owner.name}.{name}", method, calls, formula, noun, differences)
     for owner in view.classes.values():
         init = view.methods(owner).get("__init__")
         used = [*uses(owner, init)] if init is not None else []
@@ -118,29 +113,32 @@ def _unseen(
 
 
 def _site(
-    target: str, calls: list[ast.Call], asked: list[Edit | str], formula: tuple[str, str], noun: str
+    view: ModuleView,
+    target: str,
+    method: FunctionNode,
+    calls: list[ast.Call],
+    formula: tuple[str, str],
+    noun: str,
+    differences: Mapping[str, str],
 ) -> Site:
     """The site of a method: routed if an edit asks the slot at one of its calls."""
-    edits = tuple(edit for edit in asked if isinstance(edit, Edit))
-    reasons = zip(asked, calls, strict=True)
-    told = [Reason(why, Code.OTHER_SETTING, call.lineno) for why, call in reasons if isinstance(why, str)]
-    reason = Reason.joined(told)
+
+    def edit(call: ast.Call) -> Edit:
+        if why := differences.get(last_name(call.func)):
+            raise Missed(why, call, Code.OTHER_SETTING)
+        check_self(method, call)
+        if call.keywords or len(call.args) != 1 or isinstance(call.args[0], (ast.Starred, ast.GeneratorExp)):
+            said = f"the {noun} is called with more than one operand"
+            raise Missed(said, call, Code.OTHER_ARGUMENTS)
+        document = view.document
+        opening = _OPENING.match(document.source, document.end(call.func))
+        if opening is None:
+            raise Missed(f"the {noun} is in brackets", call, Code.NO_ROOM)
+        text = f"{slot_name(*formula)}.call(self, {ast.unparse(call.func)}, "
+        return Edit(document.start(call.func), opening.end(), text)
+
+    edits, reasons = gathered(calls, edit)
     captures = {noun: ", ".join(dict.fromkeys(ast.unparse(call.func) for call in calls))}
+    reason = Reason.joined(reasons)
     site = Site.asking(formula[0], target, formula[1], calls[0], edits, reason=reason, captures=captures)
     return site if edits else replace(site, status=Status.MISSED, variant="", captures={}, slots=())
-
-
-def _edit(
-    view: ModuleView, method: FunctionNode, call: ast.Call, formula: tuple[str, str], noun: str
-) -> Edit | str:
-    """The edit that asks the slot at a call, or why there is none."""
-    if not has_self(method) or "self" in own_names(method.body):
-        return Reason("self is not the method's module", Code.REPLACED)
-    if call.keywords or len(call.args) != 1 or isinstance(call.args[0], (ast.Starred, ast.GeneratorExp)):
-        return Reason(f"the {noun} is called with more than one operand", Code.OTHER_ARGUMENTS)
-    document = view.document
-    opening = _OPENING.match(document.source, document.end(call.func))
-    if opening is None:
-        return Reason(f"the {noun} is in brackets", Code.NO_ROOM)
-    text = f"{slot_name(*formula)}.call(self, {ast.unparse(call.func)}, "
-    return Edit(document.start(call.func), opening.end(), text)

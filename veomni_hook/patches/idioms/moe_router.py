@@ -39,6 +39,7 @@ from veomni_hook.patches.graph import (
     variant_names,
     walk,
 )
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -221,7 +222,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for _, owner, method in view.every_method():
         named = method.name == "forward" and _CLASS.search(owner.name) is not None
-        if named or "route" in method.name:
+        if (named or "route" in method.name) and has_receiver(method):
             helpers = [helper for name, helper in view.helpers(owner, method).items() if "route" not in name]
             if any(re.search(r"\btopk\(", view.text(helper)) for helper in (method, *helpers)):
                 yield _Search(view, owner, method).site()
@@ -245,8 +246,18 @@ class _Search(Method):
                 for routing in self.at(Run(self.method, body, first, last)):
                     if routing.pattern.uncast > known.pattern.uncast:
                         continue
-                    if (edits := self.guarded(routing, matrix=matrix)) is not None:
-                        return self.routed(routing, edits)
+                    if (edits := self.guarded(routing, matrix=matrix)) is None:
+                        continue
+                    return Site.asking(
+                        OP,
+                        self.target,
+                        routing.pattern.variant,
+                        self.method,
+                        edits,
+                        form=self.digest() or digest(Node("tuple", tuple(routing.bindings.values()))),
+                        captures=self.operands(routing) or {},
+                        skips={self.target: routing.inlined} if routing.inlined else {},
+                    )
         unknown = Reason("no two locals hold weights and indices of a top k", Code.OTHER_FORM)
         reason = self.nearest.why if self.nearest is not None else unknown
         return Site(OP, self.target, Status.MISSED, reason=reason, lineno=self.method.lineno)
@@ -309,18 +320,6 @@ class _Search(Method):
         inside = set(walk_ast(run.statements[-1])) if simple_target(run.statements[-1]) == name else set()
         yield from (
             inner for inner in walk(*node.args) if inner.origin is not None and inner.origin in inside
-        )
-
-    def routed(self, routing: _Routing, edits: tuple[Edit, ...]) -> Site:
-        return Site.asking(
-            OP,
-            self.target,
-            routing.pattern.variant,
-            self.method,
-            edits,
-            form=self.digest() or digest(Node("tuple", tuple(routing.bindings.values()))),
-            captures=self.operands(routing) or {},
-            skips={self.target: routing.inlined} if routing.inlined else {},
         )
 
     def form_of_locals(self, run: Run, names: Sequence[str]) -> Form | Reason:

@@ -34,7 +34,12 @@ CANDIDATES = (
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    uses = partial(_uses, view, _collections_of_norms(view))
+    assigned = [node for node in module_statements(view.document.tree) if isinstance(node, ast.Assign)]
+    holding = (node for node in assigned if any(_is_norm(view, part) for part in walk_ast(node.value)))
+    collections = frozenset(
+        target.id for node in holding for target in node.targets if isinstance(target, ast.Name)
+    )
+    uses = partial(_uses, view, collections)
     yield from sites_of_calls(view, (OP, VARIANT), "norm", norms_by_class(view), uses)
 
 
@@ -67,17 +72,6 @@ def _uses(
             yield node, f"{node.id} chooses the norm's class"
         elif _is_norm(view, node):
             yield node, "LayerNorm is part of another expression here"
-
-
-def _collections_of_norms(view: ModuleView) -> frozenset[str]:
-    """The names that the module assigns a dictionary or another collection with LayerNorm in it."""
-    names: set[str] = set()
-    for statement in module_statements(view.document.tree):
-        if isinstance(statement, ast.Assign) and any(
-            _is_norm(view, node) for node in walk_ast(statement.value)
-        ):
-            names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
-    return frozenset(names)
 
 
 def _is_norm(view: ModuleView, node: ast.AST) -> bool:

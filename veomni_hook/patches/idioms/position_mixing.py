@@ -25,7 +25,7 @@ from veomni_hook.patches.code.tree import (
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = [
-    "NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "held", "makers", "mixing", "over_layers",
+    "NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "held", "layer_loops", "makers", "mixing",
 ]  # fmt: skip
 
 _FUNCTIONS = (
@@ -63,8 +63,10 @@ class Mixing:
         """
         requirements: dict[tuple[str, str, str], None] = {}
         for _, call in self.calls:
-            if _computes_nothing(view, call):
-                continue
+            function = view.functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
+            body = function.body if function is not None else []
+            if len(body) == 1 and any(form.match(body[0]) for form in NOTHING):
+                continue  # only a package computes it: upstream's returns None
             boundaries = _given(call)
             if boundaries is None or not handed_down(view, self.name, boundaries[0]):
                 return ()
@@ -89,7 +91,7 @@ def mixing(view: ModuleView) -> list[Mixing]:
 
 def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
     """The classes of a model's layers if its forward hands them their state."""
-    loops = _loops(methods["forward"]) if "forward" in methods and "__init__" in methods else ()
+    loops = layer_loops(methods["forward"]) if "forward" in methods and "__init__" in methods else ()
     if not any(getattr(node, "attr", "") == _HANDED for loop in loops for node in walk_ast(loop)):
         return
     for attribute, value in assigned(walk_ast(methods["__init__"])):
@@ -98,14 +100,9 @@ def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
             yield from (name for name in names if name not in ("", "range"))
 
 
-def over_layers(method: FunctionNode) -> bool:
-    """Whether a method loops over layers of its own."""
-    return next(_loops(method), None) is not None
-
-
 def hands_to_layers(method: FunctionNode, argument: str) -> bool:
     """Whether a method hands its layers, in a loop over them, an argument that it got, or all others."""
-    return any(_hands(call, method, argument) for loop in _loops(method) for call in calls_in(loop))
+    return any(_hands(call, method, argument) for loop in layer_loops(method) for call in calls_in(loop))
 
 
 def drops(owner: ast.ClassDef, forward: FunctionNode, models: set[str]) -> bool:
@@ -130,7 +127,7 @@ def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ..
         forward = methods.get("forward")
         if owner.name in above or forward is None:
             return False
-        if over_layers(forward):
+        if layer_loops(forward):
             handed = hands_to_layers(forward, argument)
         else:
             calls = [(method, call) for method in methods.values() for call in _calls_of(method, attributes)]
@@ -158,13 +155,6 @@ def _given(call: ast.Call) -> tuple[str, str] | None:
             named = (getattr(part, "value", None) for part in walk_ast(keyword.value))
             return next((text for text in named if isinstance(text, str)), keyword.arg), keyword.arg
     return None
-
-
-def _computes_nothing(view: ModuleView, call: ast.Call) -> bool:
-    """Whether a call is of a function that only a package computes: upstream's returns None."""
-    function = view.functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
-    body = function.body if function is not None else []
-    return len(body) == 1 and any(form.match(body[0]) for form in NOTHING)
 
 
 def held(init: FunctionNode | None, made: set[str]) -> set[str]:
@@ -203,7 +193,7 @@ def _hands(call: ast.Call, method: FunctionNode, argument: str) -> bool:
     )
 
 
-def _loops(method: FunctionNode) -> Iterator[ast.For]:
-    for node in walk_ast(method):
-        if isinstance(node, ast.For) and any(own_attribute(part) in _LAYERS for part in walk_ast(node.iter)):
-            yield node
+def layer_loops(method: FunctionNode) -> list[ast.For]:
+    """The loops of a method over layers of its own, by their names."""
+    loops = (node for node in walk_ast(method) if isinstance(node, ast.For))
+    return [loop for loop in loops if any(own_attribute(part) in _LAYERS for part in walk_ast(loop.iter))]

@@ -25,12 +25,13 @@ from veomni_hook.patches.code.tree import blocks, calls_in, chain, initialised, 
 from veomni_hook.patches.graph import Node, constant, digest, variant_names
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary import find as find_rotations
+from veomni_hook.patches.idioms.shared import has_receiver
 from veomni_hook.patches.interpreter.walk import bound
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
-from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls, slot_name
+from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls, slot_name
 
-__all__ = ["CANDIDATES", "OP", "WORDS", "TurnedNorms", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "qk_norm_rotary"
 WORDS = "apply RMSNorm | apply mean("
@@ -51,7 +52,7 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TurnedNorms:
+class _TurnedNorms:
     """A run from the first of two norms to the call that rotates their results.
 
     Attributes:
@@ -66,39 +67,6 @@ class TurnedNorms:
     tests: tuple[ast.expr, ...]
     tensor: str
     _steps: tuple[_Step, ...]
-
-    @classmethod
-    def around(
-        cls,
-        function: FunctionNode,
-        call: ast.Call,
-        names: Sequence[str],
-        is_norm: Callable[[ast.AST], object],
-    ) -> TurnedNorms | str:
-        """The run that ends with ``call``, whose arguments are ``names``; else why there is none."""
-        for block in blocks(function):
-            steps = list(_steps(block, call, names))
-            last = next((n for n, step in enumerate(steps) if _value_of(step.statement) is call), 0)
-            q, k = (_normed(steps[:last], name, is_norm) for name in names)
-            if q is not None and k is not None:
-                first, norm = min(q, k, key=lambda place: place[0])
-                run = Run(function, block, steps[first].number, steps[last].number)
-                inside = [step for step in steps if run.first <= step.number <= run.last]
-                later = loaded(
-                    [*function.body, *(step.statement for step in steps[last + 1 :])], run.statements
-                )
-                if any(_does_more(step.statement) for step in inside):
-                    return "a statement between norms and rotation does more than assign"
-                if set(names) & set(later) - bound_names([steps[last].statement]):
-                    return "the normalised tensors are used again after the rotation"
-                tests = tuple(step.test for step in inside if step.test is not None)
-                tensor = _tensor(function, norm.args[0])
-                if not all(map(is_plain, tests)) or bound_names(run.statements) & set(loaded(tests)):
-                    return "the test around the norms or the rotation cannot be evaluated before them"
-                return (
-                    cls(run, (q[1], k[1]), tests, tensor, tuple(inside)) if tensor else "no tensor is known"
-                )
-        return "heads are joined or changed between norms and rotation, or these are in different blocks"
 
     def without_norms(self, call: ast.Call, by: ast.expr) -> list[ast.stmt]:
         """The statements of the run without the norms, and with ``call`` replaced by ``by``."""
@@ -122,6 +90,40 @@ class TurnedNorms:
                 value = _value_of(step.statement)
                 tables = value.id if isinstance(value, ast.Name) else "None"
         return "None" if bound_names(self.run.statements) & set(loaded([ast.parse(tables)])) else tables
+
+
+def _around(
+    function: FunctionNode, call: ast.Call, names: Sequence[str], is_norm: Callable[[ast.AST], object]
+) -> _TurnedNorms:
+    """The run that ends with ``call``, whose arguments are ``names``.
+
+    Raises:
+        Missed: there is none.
+    """
+    for block in blocks(function):
+        steps = list(_steps(block, call, names))
+        last = next((n for n, step in enumerate(steps) if _value_of(step.statement) is call), 0)
+        q, k = (_normed(steps[:last], name, is_norm) for name in names)
+        if q is not None and k is not None:
+            break
+    else:
+        said = "heads are joined or changed between norms and rotation, or these are in different blocks"
+        raise Missed(said, code=Code.NO_ROOM)
+    first, norm = min(q, k, key=lambda place: place[0])
+    run = Run(function, block, steps[first].number, steps[last].number)
+    inside = [step for step in steps if run.first <= step.number <= run.last]
+    if any(_does_more(step.statement) for step in inside):
+        raise Missed("a statement between norms and rotation does more than assign", code=Code.NO_ROOM)
+    later = loaded([*function.body, *(step.statement for step in steps[last + 1 :])], run.statements)
+    if set(names) & set(later) - bound_names([steps[last].statement]):
+        raise Missed("the normalised tensors are used again after the rotation", code=Code.NO_ROOM)
+    tests = tuple(step.test for step in inside if step.test is not None)
+    if not all(map(is_plain, tests)) or bound_names(run.statements) & set(loaded(tests)):
+        said = "the test around the norms or the rotation cannot be evaluated before them"
+        raise Missed(said, code=Code.NO_ROOM)
+    if not (tensor := _tensor(function, norm.args[0])):
+        raise Missed("no tensor is known", code=Code.NO_ROOM)
+    return _TurnedNorms(run, (q[1], k[1]), tests, tensor, tuple(inside))
 
 
 def _value_of(statement: ast.stmt) -> ast.expr | None:
@@ -196,7 +198,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     for owner, forward in view.forwards():
         text = view.text(forward)
         # In most files, a case-insensitive search takes ten times as long as everything else.
-        if "apply" not in text or not _ROTARY.search(text):
+        if "apply" not in text or not _ROTARY.search(text) or not has_receiver(forward):
             continue
         classes = {site.target.partition(".")[0]: site for site in view.sites(find_rms_norms)}
         created = ((name, call.func) for name, value in initialised(owner) for call in calls_in(value))
@@ -225,10 +227,10 @@ class _Search(Method):
             values = (*call.args, *(keyword.value for keyword in call.keywords))
             known = {simple_target(assignment) for assignment in normed if assignment.lineno < call.lineno}
             if _ROTARY.search(name) and len({getattr(value, "id", None) for value in values} & known) > 1:
-                outcome = self.at(call, name)
-                if isinstance(outcome, Site):
-                    return outcome
-                reasons.append(outcome)
+                try:
+                    return self.at(call, name)
+                except Missed as missed:
+                    reasons.append(missed.reason)
         if not reasons:
             return None
         return Site(OP, self.target, Status.MISSED, reason=reasons[0], lineno=self.method.lineno)
@@ -238,20 +240,18 @@ class _Search(Method):
         match = NORMED.match(node, SELF=self.receiver)
         return match["NORM"] if match is not None and match["NORM"] in self.norms else ""
 
-    def at(self, call: ast.Call, name: str) -> Site | str:
-        """The site of a call of a rotary function, or why there is none."""
+    def at(self, call: ast.Call, name: str) -> Site:
+        """The site of a call of a rotary function; raises `Missed` if there is none."""
         functions = (site for site in self.view.sites(find_rotations) if site.counted)
         turn = next((site for site in functions if site.target == name), None)
         if turn is None or turn.variant not in _fused("rotary"):
             said = f"{name} is not one of {', '.join(_fused('rotary'))}"
-            return Reason(said, Code.NO_FUSED_FORM)
+            raise Missed(said, code=Code.NO_FUSED_FORM)
         operands = self.operands(call, turn)
         if operands is None or operands["unsqueeze_dim"] != "1":
             said = f"{name} does not get heads before positions, or gets more than plain names"
-            return Reason(said, Code.OTHER_ARGUMENTS)
-        turned = TurnedNorms.around(self.method, call, (operands["q"], operands["k"]), self.norm)
-        if isinstance(turned, str):
-            return Reason(turned, Code.NO_ROOM)
+            raise Missed(said, code=Code.OTHER_ARGUMENTS)
+        turned = _around(self.method, call, (operands["q"], operands["k"]), self.norm)
         return self.route(turned, call, operands, turn)
 
     def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
@@ -269,8 +269,8 @@ class _Search(Method):
             for name, text in said.items()
         }
 
-    def route(self, turned: TurnedNorms, call: ast.Call, inputs: Mapping[str, str], turn: Site) -> Site | str:
-        """The site of a run, or why there is none."""
+    def route(self, turned: _TurnedNorms, call: ast.Call, inputs: Mapping[str, str], turn: Site) -> Site:
+        """The site of a run; raises `Missed` if there is none."""
         attributes = [self.norm(node) for node in turned.norms]
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
@@ -278,9 +278,9 @@ class _Search(Method):
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
             known = ", ".join(_fused("rms_norm"))
             said = f"the norms do not share one class that computes one of {known}{why}"
-            return Reason(said, Code.NO_FUSED_FORM)
+            raise Missed(said, code=Code.NO_FUSED_FORM)
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
-            return reason
+            raise Missed(reason)
         variant = f"{norm.variant}_{turn.variant}"
         norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
         asked = [self.receiver, turned.tensor, *norms, norm.target.partition(".")[0], turn.target]
@@ -294,7 +294,7 @@ class _Search(Method):
         slot = slot_name(OP, variant)
         edits = guard(self.view, turned.run, slot, asked, answer, comment, tests=tests, returns=False)
         if edits is None:
-            return Reason("a statement does not begin its own line", Code.NO_ROOM)
+            raise Missed("a statement does not begin its own line", code=Code.NO_ROOM)
         return Site.asking(
             OP,
             self.target,

@@ -1,6 +1,6 @@
 """RMSNorm: a class whose ``forward`` is one of the formulas of `veomni_hook.kernels.rms_norm.reference`.
 
-`veomni_hook.patches.idioms.norms` routes it. An inherited ``forward`` counts for the class that defines it.
+`veomni_hook.patches.idioms.shared` routes it. An inherited ``forward`` counts for the class that defines it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import called_attributes
 from veomni_hook.patches.graph import ARGUMENT, FUNCTION, NUMBER
-from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
+from veomni_hook.patches.idioms.shared import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 

@@ -49,13 +49,11 @@ _PLACE = Rule("an argument or a literal", lambda node: node.op in ("argument", "
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A formula and the nodes of its operands."""
+    """A formula: its site, without edits and slots, the nodes of its operands, and the slot's parameters."""
 
-    variant: str
-    form: str
+    site: Site
     bindings: Mapping[str, Node]
-    parameters: str = ""
-    inlined: tuple[str, ...] = ()
+    parameters: str
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -77,24 +75,22 @@ def find(view: ModuleView) -> Iterator[Site]:
             yield _method(view, definition, formula)
         else:
             called = calls.sites(definition.qualname)
-            yield _function(definition, formula, called, known)
-            slot = _slot(slots, definition.qualname, formula)
-            yield from (_call(view, definition, formula, slot, site) for site in called)
+            yield _function(formula, called, known)
+            slot = _slot(slots, formula)
+            yield from (_call(view, formula, slot, site) for site in called)
 
 
-def _slot(slots: dict[str, SlotSpec], function: str, known: _Known) -> SlotSpec:
+def _slot(slots: dict[str, SlotSpec], known: _Known) -> SlotSpec:
     """A function's slot, which ``slots`` of its module gets; one for each formula with other parameters."""
-    wanted = slot_name(OP, known.variant)
-    for name in (wanted, f"{wanted}_{function}"):
-        spec = SlotSpec(name, OP, known.variant, known.parameters)
+    wanted = slot_name(OP, known.site.variant)
+    for name in (wanted, f"{wanted}_{known.site.target}"):
+        spec = SlotSpec(name, OP, known.site.variant, known.parameters)
         if slots.setdefault(name, spec) == spec:
             break
     return spec
 
 
-def _function(
-    definition: Definition, known: _Known, called: list[CallSite], formulas: Mapping[str, _Known | Site]
-) -> Site:
+def _function(known: _Known, called: list[CallSite], formulas: Mapping[str, _Known | Site]) -> Site:
     """The site of a function: routed, or unbound with the reason."""
     leaks = [site for site in called if site.leak]
     callers = {site.where for site in called}
@@ -108,58 +104,30 @@ def _function(
             reason = f"nothing calls it but {', '.join(sorted(callers))}, whose own calls count"
         else:
             status, reason = Status.UNBOUND, Reason(called[0].reason, Code.NO_OWNER, called[0].node.lineno)
-    return replace(_site(definition, known), status=status, reason=reason)
+    return replace(known.site, status=status, reason=reason)
 
 
-def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpec, site: CallSite) -> Site:
+def _call(view: ModuleView, known: _Known, slot: SlotSpec, site: CallSite) -> Site:
     """The site of a call: the new callee asks the slot."""
-    row = replace(
-        _site(definition, known),
-        target=site.where or definition.qualname,
-        counted=False,
-        lineno=site.node.lineno,
-    )
+    function = known.site.target
+    row = replace(known.site, target=site.where or function, counted=False, lineno=site.node.lineno)
     callee = ast.unparse(site.node)
     if not site.owner:
         return replace(row, status=Status.UNBOUND, reason=Reason(site.reason, Code.NO_OWNER))
     text = f"{slot.name}.at({site.owner}, {callee})"
     if site.only_if:
         text = f"({text} if {callee} is {site.only_if} else {callee})"
-    return replace(
-        row,
-        edits=(in_place(view, site.node, text),),
-        slots=(slot,),
-        relies_on=(definition.qualname,),
-    )
+    return replace(row, edits=(in_place(view, site.node, text),), slots=(slot,), relies_on=(function,))
 
 
 def _method(view: ModuleView, definition: Definition, known: _Known) -> Site:
     """The site of a method, with a guard before its body."""
-    node = definition.node
+    node, variant = definition.node, known.site.variant
     assert isinstance(node, FunctionNode)  # noqa: S101
     receiver = receiver_name(node)
-    slot = formula_slot(OP, known.variant)
-    operands = [source(bound, receiver) for bound in known.bindings.values()]
-    code = ask(node, slot.name, receiver, operands)
-    return replace(
-        _site(definition, known),
-        edits=before_body(view, node, code, f"{OP}/{known.variant}"),
-        slots=(slot,),
-    )
-
-
-def _site(definition: Definition, known: _Known) -> Site:
-    captures = {name: source(node) for name, node in known.bindings.items() if source(node) != name}
-    return Site(
-        OP,
-        definition.qualname,
-        Status.ROUTED,
-        known.variant,
-        form=known.form,
-        captures=captures,
-        skips={definition.qualname: known.inlined},
-        lineno=definition.node.lineno,
-    )
+    slot = formula_slot(OP, variant)
+    code = ask(node, slot.name, receiver, [source(bound, receiver) for bound in known.bindings.values()])
+    return replace(known.site, edits=before_body(view, node, code, f"{OP}/{variant}"), slots=(slot,))
 
 
 def _known(view: ModuleView, definition: Definition) -> _Known | Site:
@@ -183,7 +151,15 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     if parameters is None:
         said = f"it is {name}, but its parameters do not define every operand"
         return replace(missed, reason=Reason(said, Code.OTHER_ARGUMENTS))
-    return _Known(name.partition("__")[0], digest(form), bindings, parameters, form.inlined)
+    site = replace(
+        missed,
+        status=Status.ROUTED,
+        variant=name.partition("__")[0],
+        form=digest(form),
+        captures={key: source(value) for key, value in bindings.items() if source(value) != key},
+        skips={definition.qualname: form.inlined},
+    )
+    return _Known(site, bindings, parameters)
 
 
 def _unsuited(view: ModuleView, definition: Definition) -> str:

@@ -22,8 +22,8 @@ from veomni_hook.patches.idioms.position_mixing import (
     Mixing,
     drops,
     hands_to_layers,
+    layer_loops,
     mixing,
-    over_layers,
 )
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache, made_unasked
 from veomni_hook.patches.routes.guards import before_body, in_place
@@ -60,7 +60,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     forwards = [
         forward for forward in view.forwards() if parameter_names(forward[1]).intersection(names("token ids"))
     ]
-    models = {owner.name for owner, forward in forwards if over_layers(forward)}
+    models = {owner.name for owner, forward in forwards if layer_loops(forward)}
     for owner, forward in forwards:
         target = f"{owner.name}.forward"
         if owner.name in models:

@@ -22,6 +22,8 @@ from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.scope import bound_names, parameter_names
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import assigned, called_attributes, initialised, own_attribute, walk_ast
+from veomni_hook.patches.idioms.layer_loop.modules import method_of
+from veomni_hook.patches.interpreter.walk import receiver_name
 from veomni_hook.patches.routes.guards import before_body, before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
@@ -34,7 +36,6 @@ __all__ = [
     "WORDS",
     "Speech",
     "find",
-    "has_forward",
     "mode_in",
     "read",
     "refusals",
@@ -109,17 +110,9 @@ def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
     rest = [(name, kind) for name, kind in kinds.items() if kind]
     if kinds.keys() & {*parts}:
         raise Missed("__init__ builds these parts itself", init, Code.OTHER_FORM)
-    if len(rest) != 1 or not has_forward(view, rest[0][1]):
+    if len(rest) != 1 or method_of(view, rest[0][1], "forward") is None:
         raise Missed("without them, it is not one module with a forward", init, Code.OTHER_FORM)
     return Speech(decision.first, config, decision["FIELD"], method, parts, rest[0])
-
-
-def has_forward(view: ModuleView, name: str) -> bool:
-    """Whether a class of the module defines or inherits ``forward``, from a class of the module."""
-    return any(
-        ancestor is not None and "forward" in view.methods(ancestor)
-        for ancestor in view.scope.ancestors(view.classes[name])
-    )
 
 
 def refusals(method: FunctionNode) -> Iterator[ast.stmt]:
@@ -223,7 +216,7 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
     """The sites in other methods."""
     site = partial(Site.calling, OP, variant=_VARIANT, line=owner, used=_IMPORT, counted=False)
     name, kind = speech.rest
-    if not has_forward(view, owner.name):
+    if method_of(view, owner.name, "forward") is None:
         code = (
             f"@veomni_speech.taking_what({kind}.forward)\n"
             "def forward(self, *args, **kwargs):\n"
@@ -257,7 +250,7 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
 
 
 def _without_parts(view: ModuleView, init: FunctionNode, speech: Speech) -> tuple[Edit, ...]:
-    receiver = init.args.args[0].arg
+    receiver = receiver_name(init)
     parts = ", ".join(map(json.dumps, speech.parts))
     arguments = (
         f"{receiver}, {speech.config}, {json.dumps(speech.field)}, {receiver}.{speech.builder}, {parts}"

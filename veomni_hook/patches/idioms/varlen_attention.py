@@ -17,7 +17,7 @@ from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.template import Found, Mismatch, Template
 from veomni_hook.patches.code.tree import blocks, walk_ast
-from veomni_hook.patches.graph import receiver_name
+from veomni_hook.patches.idioms.shared import check_self
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
@@ -80,21 +80,21 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
     try:
-        if receiver_name(method) != "self":
-            raise Missed("self is not the method's module", code=Code.REPLACED)
+        check_self(method)
         segments = read(method)
         if segments is None:
             raise Missed("it does not split query, key and value at the boundaries", code=Code.NO_BOUNDARIES)
         run = Run(method, [*segments.block], segments.index, len(segments.block) - 1)
+        collected, answer = _written(method, segments)
         edits = guard(
             view,
             run,
             slot_name(OP, VARIANT),
             ["self", f"*{free_name(method, 'operands')}"],
-            _answer(method, segments),
+            answer,
             f"{OP}/{VARIANT}: one call for all segments",
             returns=False,
-            before=_operands(method, segments),
+            before=collected,
         )
         if edits is None:
             text = "code after the segments reads more than the output"
@@ -105,23 +105,19 @@ def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
     return Site.asking(OP, target, VARIANT, segments.first, edits, captures=captures)
 
 
-def _operands(method: FunctionNode, segments: Found) -> str:
-    """The statement that collects the operands, which the condition and the call of the kernel use."""
+def _written(method: FunctionNode, segments: Found) -> tuple[str, list[ast.stmt]]:
+    """The statement that collects the operands, and the statements for the case that there is a kernel."""
+    kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
     arguments = "".join(f"        {ast.unparse(node)},\n" for node in segments.bound["OPTIONS"].nodes)
     tensors = ", ".join(segments[name] for name in (*_TENSORS, "ATTEND"))
     options = f"    dict(\n{arguments}    ),\n" if arguments else "    {},\n"
-    return f"{free_name(method, 'operands')} = (\n    {tensors},\n{options})\n"
-
-
-def _answer(method: FunctionNode, segments: Found) -> list[ast.stmt]:
-    """The statements for the case that there is a kernel."""
-    kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
+    collected = f"{operands} = (\n    {tensors},\n{options})\n"
     answer = f"{segments['OUTPUT']} = {kernel}(*{operands})\n"
     # What the segments do besides, where a function returns no weights.
     weights, absent = segments["WEIGHTS"], segments["ABSENT"]
     if weights not in ("", absent):
         answer += f"{weights} = [None] * (len({segments['CU_SEQLENS']}) - 1)\n"
-    return ast.parse(answer + (f"{absent} = None\n" if absent else "")).body
+    return collected, ast.parse(answer + (f"{absent} = None\n" if absent else "")).body
 
 
 def read(function: FunctionNode) -> Found | None:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in
-from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, digest, receiver_name, recognised
-from veomni_hook.patches.routes.guards import in_place, parameters_as
+from veomni_hook.patches.graph import ARGUMENT, Form, digest, receiver_name
+from veomni_hook.patches.idioms.shared import at_use, formula_of
+from veomni_hook.patches.routes.guards import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot
-from veomni_hook.patterns import pattern_file
+from veomni_hook.patches.site import Code, Missed, Reason, Site, SlotSpec, Status, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
@@ -31,7 +31,6 @@ _NOBODY = Reason("no method passes it to get_interface", Code.NO_OWNER)
 _NO_MODULE = Reason("there is no module that a kernel could belong to", Code.NO_OWNER)
 LOOK_UP = Template(f"HOME.get_interface(NAME, {_NAME})")
 _MENTIONED = re.compile(r"sinks|softcap")
-_REFERENCE = pattern_file(OP)
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -41,12 +40,17 @@ def find(view: ModuleView) -> Iterator[Site]:
         yield from view.imported(OP, re.compile(f"^{_NAME}$"))
     if function is None or not _MENTIONED.search(view.text(function)):
         return
-    known = _known(view, function)
-    if isinstance(known, Reason):
-        yield Site(OP, _NAME, Status.MISSED, reason=known, lineno=function.lineno)
+    try:
+        form, slot = _known(view, function)
+    except Missed as missed:
+        yield Site(OP, _NAME, Status.MISSED, reason=missed.reason, lineno=function.lineno)
         return
-    form, slot = known
-    uses = list(_uses(view, form, slot))
+    more = {"form": digest(form), "relies_on": (_NAME,), "skips": {_NAME: form.inlined}}
+    uses = []
+    for target, _, method in view.every_method():
+        for default in (call.args[1] for call in calls_in(method) if LOOK_UP.match(call)):
+            owner = receiver_name(method) if view.text(default) == _NAME else ""
+            uses.append(at_use(view, slot, target, default, owner, _NO_MODULE, **more))
     routed = any(use.status is Status.ROUTED for use in uses)
     reason = "" if routed else uses[0].reason if uses else _NOBODY
     yield Site(
@@ -61,41 +65,14 @@ def find(view: ModuleView) -> Iterator[Site]:
     yield from uses
 
 
-def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | Reason:
-    """What the function computes and the slot for it, or why it is not recognised."""
+def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec]:
+    """What the function computes, and the slot for it; raises `Missed` if it is not recognised."""
     if reason := view.why_unclear(function):
-        return Reason(reason)
-    form = canonical(function, view.scope)
-    outcome = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
-    if isinstance(outcome, Difference):
-        return outcome.why if isinstance(form, Form) else form
-    assert isinstance(form, Form)  # noqa: S101
-    variant, matched = outcome
+        raise Missed(reason)
+    form, variant, matched = formula_of(OP, view, None, function, {}, otherwise=ARGUMENT)
     operands = {str(node.value): operand for operand, node in matched.bindings.items()}
     parameters = parameters_as(function, operands)
     if parameters is None or len(operands) != len(matched.bindings):
         said = f"it is {variant}, but its parameters do not define every operand"
-        return Reason(said, Code.OTHER_ARGUMENTS)
+        raise Missed(said, code=Code.OTHER_ARGUMENTS)
     return form, formula_slot(OP, variant, parameters)
-
-
-def _uses(view: ModuleView, form: Form, slot: SlotSpec) -> Iterator[Site]:
-    """The sites of the methods that pass the function on as the default."""
-    for target, _, method in view.every_method():
-        receiver = receiver_name(method)
-        for default in (call.args[1] for call in calls_in(method) if LOOK_UP.match(call)):
-            known = bool(receiver) and view.text(default) == _NAME
-            yield Site(
-                OP,
-                target,
-                Status.ROUTED if known else Status.UNBOUND,
-                slot.variant,
-                reason="" if known else _NO_MODULE,
-                form=digest(form),
-                edits=(in_place(view, default, f"{slot.name}.at({receiver}, {_NAME})"),) if known else (),
-                slots=(slot,) if known else (),
-                relies_on=(_NAME,),
-                skips={_NAME: form.inlined},
-                counted=False,
-                lineno=default.lineno,
-            )

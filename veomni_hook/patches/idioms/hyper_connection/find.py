@@ -13,19 +13,9 @@ from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.graph import (
-    ARGUMENT,
-    ATTRIBUTE,
-    NUMBER,
-    Difference,
-    Form,
-    canonical,
-    digest,
-    recognised,
-    reference_form,
-    source,
-)
+from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER, digest, reference_form, source
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
+from veomni_hook.patches.idioms.shared import formula_of
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls, slot_name
@@ -71,13 +61,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
-    form = canonical(forward, view.scope, owner)
-    outcome = recognised(pattern_file(OP), form, _RULES, names=_NAMES)
-    if isinstance(outcome, Difference):
-        why = outcome.why if isinstance(form, Form) else form
-        raise Missed(why or "its result has another form", None if why else forward, Code.OTHER_FORM)
-    assert isinstance(form, Form)  # noqa: S101 - a reason is a difference
-    name, matched = outcome
+    form, name, matched = formula_of(OP, view, owner, forward, _RULES, names=_NAMES)
     text = partial(source, receiver=form.receiver)
     norm = _norm(view, owner, text(matched.bindings["norm"]))
     kind = norm.target.partition(".")[0]

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import free_name, local_names
+from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
+from veomni_hook.patches.idioms.shared import check_self, check_torch
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
+from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
@@ -51,15 +50,17 @@ def find(view: ModuleView) -> Iterator[Site]:
         ]
         callees = [value.func for value in unpacked if isinstance(value, ast.Call)]
         if any(own_attribute(callee).endswith(_ENDS) for callee in callees):
-            yield _site(view, f"{owner.name}.forward", forward)
+            target = f"{owner.name}.forward"
+            try:
+                yield _routed(view, target, forward)
+            except Missed as missed:
+                reason, lineno = missed.reason, forward.lineno
+                yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=lineno)
 
 
-def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
-    site = Site(OP, target, Status.MISSED, part=PART, lineno=forward.lineno)
-    if not has_self(forward) or "self" in local_names(forward) - {"self"}:
-        return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
-    if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
-        return replace(site, reason=Reason("torch has another name here", Code.REPLACED))
+def _routed(view: ModuleView, target: str, forward: FunctionNode) -> Site:
+    check_self(forward)
+    check_torch(view, forward)
     kernel, slot = free_name(forward, "kernel"), slot_name(OP, _VARIANT)
     edits = []
     for node in walk_ast(forward):
@@ -72,6 +73,5 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
             )
             edits.append(in_place(view, node, text))
     if not edits:
-        said = "nothing has the form of mixed streams plus a weighted output"
-        return replace(site, reason=Reason(said, Code.OTHER_FORM))
+        raise Missed("nothing has the form of mixed streams plus a weighted output", code=Code.OTHER_FORM)
     return Site.asking(OP, target, _VARIANT, forward, edits, part=PART)

@@ -16,6 +16,7 @@ from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.modules import method_of
 from veomni_hook.patches.idioms.row_merge.added import operands_of
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Addition", "addition_in"]
 
@@ -71,7 +72,11 @@ def addition_in(
     if method is None or len(set(order)) < len(order) or not {mask, rows} <= parameter_names(forward):
         return None
     node, home = method.node, method.home
-    if home is None or operands_of(view, home, node) != [argument.arg for argument in node.args.args[1:]]:
+    try:
+        added = operands_of(view, home, node) if home is not None else []
+    except Missed:
+        return None
+    if home is None or added != [argument.arg for argument in node.args.args[1:]]:
         return None
     used = [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id in (mask, rows)]
     inside = {id(part) for part in walk_ast(match.first)}

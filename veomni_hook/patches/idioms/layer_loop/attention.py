@@ -4,24 +4,32 @@ Attention of the user's implementation, and the rules and convolutions of linear
 idioms route, see all positions (`veomni_hook.parallel`). In a tower, attention stays within segments.
 Everything else of such layers must work on each position by itself. The cache is empty: nothing with keys or
 states enters layers that are split.
+
+Some attention has the queries of this process alone, and the keys of all positions: an indexer chooses from
+all keys, and a compressor pools windows of them. Both ask the cache for what is in front of a position. So
+the cache that such attention gets answers with all positions (`veomni_hook.parallel.whole_keys`); then
+everything else must work on each query by itself.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import own_names, parameter_names
+from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
 from veomni_hook.patches.code.template import Found
-from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute
-from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
+from veomni_hook.patches.code.tree import calls_in, chain, last_name, own_attribute
 from veomni_hook.patches.idioms.layer_loop.values import (
+    END,
+    KEYS,
     NOTHING,
     PLAIN,
     Arguments,
     Items,
+    Many,
     Plain,
     Tensor,
     Unknown,
@@ -33,13 +41,37 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     shaped,
 )
 from veomni_hook.patches.interpreter.domain import Frame
+from veomni_hook.patches.routes.cache_parameter import cache_parameters
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
-from veomni_hook.patches.upstream_names import names
+from veomni_hook.patches.upstream_names import KEPT, names
 
-__all__ = ["STATE", "attended", "by_segment", "convolved", "of_cache", "ruled"]
+__all__ = [
+    "ATTRIBUTES",
+    "INTERFACE",
+    "STATE",
+    "Queries",
+    "asks_interface",
+    "attended",
+    "by_segment",
+    "convolved",
+    "of_cache",
+    "of_keys",
+    "queries_of",
+    "ruled",
+]
 
 #: The state of a rule, which is that of a share of the heads.
 STATE = Unknown("the state of a rule, which is that of a share of the heads")
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+#: Arguments of attention that hold no positions, or all of them: the interface's implementations know them.
+_ARGUMENTS = frozenset(
+    """
+    attention_mask cache_position cu_seq_lens_k cu_seq_lens_q deterministic dropout enable_gqa is_causal
+    is_training layer_idx max_length_k max_length_q output_attentions position_ids s_aux scaling
+    sliding_window softcap training use_cache use_top_left_mask
+    """.split()
+)
 _BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 _HEADS = ("B . S .", "1 . S .")
 #: The parameters in their order, and the shapes of those that are parts of the positions.
@@ -68,6 +100,20 @@ _OF_CACHE = {
 #: The arguments of fused attention that hold boundaries of segments.
 _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
+#: A mask of queries and keys, or of padding: its shape in one process is that of all positions.
+_MASKS = ("B . S .", "B S")
+_POSITIONS = "B S"
+_RESULTS: dict[str, Value] = {
+    "update": Items((PLAIN, PLAIN)),
+    "store_compression_weights": Items((PLAIN, PLAIN, PLAIN)),
+    "update_overlap_state": Items((NOTHING, NOTHING)),
+    "get_seq_length": END,
+}
+#: Methods that get nothing of this process's positions.
+_OF_ALL = ("update_compressor_states", "update_overlap_state", "get_seq_length")
+#: Attributes of the cache, or of what it holds of one layer.
+ATTRIBUTES: dict[str, Value] = {"layers": Many(KEYS), **dict.fromkeys(("keys", "values"), PLAIN)}
+
 
 def attended(arguments: Arguments) -> Value:
     """Attention of the user's implementation: what it gets must be what the all-to-all expects.
@@ -77,7 +123,7 @@ def attended(arguments: Arguments) -> Value:
     passed, known = _passed(arguments, _ATTENTION), _ATTENTION
     if all(isinstance(passed.get(name), Plain) for name in ("key", "value")):
         passed, known = {name: bare(value) for name, value in passed.items()}, _QUERIES
-    for name in passed.keys() - known - ATTENTION_ARGUMENTS:
+    for name in passed.keys() - known - _ARGUMENTS:
         raise Missed(f"its attention takes {name}, which may hold positions", code=Code.MIXES_POSITIONS)
     optional = {name for name in known.keys() - _ATTENTION if not holds_tensor(passed.get(name, NOTHING))}
     shapes = {name: shape for name, shape in known.items() if name not in optional}
@@ -178,3 +224,62 @@ def _check_fused(match: Found, fused: list[ast.stmt], tensors: list[str]) -> Non
         or any(own_attribute(inner.func) for other in others for inner in calls_in(other))
     ):
         raise Missed("the other way to its attention has other operands", at, Code.NO_BOUNDARIES)
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What a method of attention gets in place of its own arguments, by the names of its parameters.
+
+    Attributes:
+        cache: the cache.
+        mask: the mask.
+        positions: the positions, or the keyword arguments that hold them; empty if it gets none.
+    """
+
+    cache: str
+    mask: str
+    positions: str = ""
+
+
+def asks_interface(function: FunctionNode) -> bool:
+    """Whether a method asks for the user's implementation of attention."""
+    return any(chain(call.func) == f"{INTERFACE}.get_interface" for call in calls_in(function))
+
+
+def queries_of(
+    view: ModuleView, function: FunctionNode, values: dict[str, Value]
+) -> Iterator[tuple[Queries, dict[str, Value]]]:
+    """What attention may get so that its queries are a part of the positions: all that is to be tried.
+
+    Nothing, unless it hands its cache on to a module of its own, which chooses or makes keys.
+    """
+    own = parameter_names(function)
+    masks, positions = own.intersection(names("mask")), sorted(own.intersection(names("positions")))
+    bag = function.args.kwarg.arg if function.args.kwarg is not None else ""
+    calls = [call for call in calls_in(function) if own_attribute(call.func)]
+    handed_on = {*loaded([part for call in calls for part in (*call.args, *call.keywords)])}
+    caches = [name for name in cache_parameters(view, function) if name in handed_on]
+    for cache, mask, form in product(caches, sorted(masks), _MASKS):
+        if isinstance(bare(values.get(mask, PLAIN)), Tensor):
+            continue
+        changed: dict[str, Value] = {cache: KEYS, mask: shaped(form)}
+        if positions:
+            changed[positions[0]] = shaped(_POSITIONS)
+        elif isinstance(held := values.get(bag), Whole):
+            parts = tuple((name, shaped(_POSITIONS)) for name in names("positions"))
+            changed[bag] = Whole(held.name, (*held.held, *parts))
+        yield Queries(cache, mask, positions[0] if positions else bag), {**values, **changed}
+
+
+def of_keys(name: str, arguments: Arguments) -> Value:
+    """What a method of the cache returns that answers with all positions: nothing of it is a part of them.
+
+    Raises:
+        Missed: it is another method, or another tensor.
+    """
+    passed = (*arguments.given, *arguments.named.values())
+    rows = sum(is_shaped(value, "B S .", "B . S .") for value in arguments.given)
+    parts = sum(isinstance(value, Tensor) for value in passed)
+    if parts != rows or rows != KEPT.get(name, 0) or name not in (*KEPT, *_OF_ALL):
+        raise Missed(f"it asks the cache for {name}", code=Code.MIXES_POSITIONS)
+    return _RESULTS.get(name, PLAIN)

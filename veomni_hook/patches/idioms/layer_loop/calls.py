@@ -12,21 +12,27 @@ from veomni_hook.patches.code.scope import global_bindings
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import chain, decorator_name, last_name, walk_ast
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
-from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, convolved, of_cache, ruled
-from veomni_hook.patches.idioms.layer_loop.builtin import builtin
-from veomni_hook.patches.idioms.layer_loop.collections import Collections
-from veomni_hook.patches.idioms.layer_loop.known_names import (
-    DECORATORS,
-    FILLED,
+from veomni_hook.patches.idioms.layer_loop.attention import (
     INTERFACE,
-    MODULES,
-    RANDOM,
-    SHAPED,
+    STATE,
+    Queries,
+    asks_interface,
+    attended,
+    convolved,
+    of_cache,
+    of_keys,
+    queries_of,
+    ruled,
 )
+from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, lineage, method_of
-from veomni_hook.patches.idioms.layer_loop.operations import operation, torch_name
-from veomni_hook.patches.idioms.layer_loop.queries import Queries, asks_interface, of_keys, queries_of
-from veomni_hook.patches.idioms.layer_loop.shapes import filled
+from veomni_hook.patches.idioms.layer_loop.operations import (
+    check_known,
+    of_function,
+    of_torch_module,
+    operation,
+)
+from veomni_hook.patches.idioms.layer_loop.shapes import SHAPED, filled
 from veomni_hook.patches.idioms.layer_loop.values import (
     ATTENTION,
     EMPTY,
@@ -67,7 +73,14 @@ from veomni_hook.patches.site import Code, Missed, Site, Status
 __all__ = ["Calls"]
 
 _DEPTH = 40
-_CAST = "torch.amp.autocast_mode._cast"
+#: Decorators that leave what a method computes as it is.
+_DECORATORS = frozenset(
+    """
+    auto_docstring can_return_tuple capture_outputs check_model_inputs classmethod deprecate_kwarg
+    dynamic_rope_update force_accelerate_hooks merge_with_config_defaults no_grad override staticmethod
+    torch_compilable_check use_kernel_forward_from_hub use_kernel_func_from_hub use_kernelized_func
+    """.split()
+)
 _LAST = Template("torch.nn.functional.pad(X, (TAPS - X.shape[-1], 0))", names="X")
 #: What a mask of padding has: a number for each position.
 _OF_POSITIONS = shaped("B S")
@@ -156,8 +169,7 @@ class Calls(Collections):
         arguments = self._arguments(node, frame)
         if dotted == "torch.arange" and arguments.given == (Size((POSITIONS,)),) and self.asking:
             return PLACES
-        known = _known(dotted, arguments, node)
-        if known is not None:
+        if (known := of_function(dotted, arguments, node)) is not None:
             return known
         function = bare(evaluate(node.func, frame))
         if function == PLAIN and isinstance(node.func, ast.Attribute) and node.func.attr in SHAPED:
@@ -228,7 +240,7 @@ class Calls(Collections):
                 raise Missed("its attention is not split at boundaries", code=Code.NO_BOUNDARIES)
             return attended(arguments)
         if name.startswith("torch.nn."):
-            return _torch_module(name, arguments)
+            return of_torch_module(name, arguments)
         if name not in self.view.scope.classes:
             raise Missed(f"{name.rpartition('.')[2]} is a class of another file", code=Code.OTHER_FILE)
         if name in self.experts:
@@ -238,7 +250,7 @@ class Calls(Collections):
         if (forward := method_of(self.view, name, "forward")) is not None:
             return self._followed(forward, arguments, frame)
         if base := self._torch_base(name):
-            return _torch_module(base, arguments)
+            return of_torch_module(base, arguments)
         raise Missed(f"{name} has no forward in this file", code=Code.OTHER_FILE)
 
     def _torch_base(self, name: str) -> str:
@@ -270,7 +282,7 @@ class Calls(Collections):
         if (method := method_of(self.view, owner, name, frame.home)) is not None:
             return self._followed(method, arguments, frame)
         if name == "forward" and (base := self._torch_base(owner)):
-            return _torch_module(base, arguments)
+            return of_torch_module(base, arguments)
         raise Missed(f"super().{name} is in another file", code=Code.OTHER_FILE)
 
     def _followed(self, method: Method, arguments: Arguments, frame: Frame[Value]) -> Value:
@@ -287,7 +299,7 @@ class Calls(Collections):
                 raise Missed(error.reason.after(function.name)) from None
             self.segments += [segments] if segments is not None else []
         decorators = {decorator_name(decorator) for decorator in function.decorator_list}
-        if other := sorted(name for name in decorators - DECORATORS if "kernel" not in name):
+        if other := sorted(name for name in decorators - _DECORATORS if "kernel" not in name):
             raise Missed(f"{function.name} is decorated with {other[0]}", function, Code.DECORATED)
         if frame.depth > _DEPTH:
             raise Missed(f"{function.name} calls itself", function)
@@ -384,52 +396,11 @@ def _routed(view: ModuleView, find: Callable[[ModuleView], Iterator[Site]]) -> f
     return frozenset(edit.start for site in sites for edit in site.edits)
 
 
-def _known(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
-    """The result of a function that is known by its name; None for others."""
-    if dotted.startswith("builtins."):
-        return builtin(dotted.rpartition(".")[2], [*arguments.given, *arguments.named.values()], node)
-    if name := torch_name(dotted):
-        return _torch(name, arguments)
-    if dotted.startswith("torch.nn.") and dotted.rpartition(".")[2][:1].isupper():
-        return Module((dotted,))
-    if dotted.partition(".")[0] in (":logger", "warnings"):
-        return PLAIN
-    return arguments.given[0] if dotted == _CAST and arguments.given else None
-
-
-def _torch(name: str, arguments: Arguments) -> Value:
-    if name in RANDOM:
-        raise Missed("it draws random numbers, which differ between ranks", code=Code.RANDOM)
-    _check_known(arguments)
-    if any(isinstance(value, Tensor) for value in arguments.every):
-        return operation(name, arguments.given, arguments.named)
-    if name in FILLED:
-        return filled(arguments)
-    if any(isinstance(value, Size) and is_positional(value.dim) for value in arguments.every):
-        raise Missed(f"it calls {name} with the number of positions", code=Code.MIXES_POSITIONS)
-    return PLAIN
-
-
-def _torch_module(name: str, arguments: Arguments) -> Value:
-    value, name = tensor_like(arguments.first), name.removeprefix("torch.nn.")
-    if not isinstance(value, Tensor):
-        return PLAIN
-    if name not in MODULES:
-        raise Missed(f"it calls torch's {name}, which may mix positions", code=Code.MIXES_POSITIONS)
-    return operation(MODULES[name], [value])
-
-
-def _check_known(arguments: Arguments) -> None:
-    for value in arguments.every:
-        if isinstance(value, Whole | Unknown):
-            tensor_like(value)
-
-
 def _operation(function: Operation, arguments: Arguments, node: ast.Call) -> Value:
     """A method of a value."""
     value, name = used(function.value), function.name
     if isinstance(value, Tensor):
-        _check_known(arguments)
+        check_known(arguments)
         return operation(name, [value, *arguments.given], arguments.named)
     if isinstance(value, Whole):
         if (result := of_cache(name, arguments)) is not None:

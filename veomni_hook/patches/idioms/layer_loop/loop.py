@@ -12,8 +12,8 @@ from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in
+from veomni_hook.patches.idioms.layer_loop.attention import Queries
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
-from veomni_hook.patches.idioms.layer_loop.queries import Queries
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     POSITIONS,
@@ -21,6 +21,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Tensor,
     Value,
     Whole,
+    classes_in,
     depends,
     is_positional,
     is_shaped,
@@ -28,7 +29,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     shaped,
 )
 from veomni_hook.patches.interpreter.domain import Frame
-from veomni_hook.patches.interpreter.walk import bound, evaluate, run
+from veomni_hook.patches.interpreter.walk import bound, evaluate, receiver_name, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 from veomni_hook.patches.upstream_names import names
@@ -181,7 +182,7 @@ def hidden_of(loop: ast.For) -> str:
 
 
 def after_loop(
-    positions: Positions, loop: ast.For, scope: dict[str, Value], but: Collection[ast.stmt] = ()
+    positions: Positions, loop: ast.For, scope: dict[str, Value], but: Collection[ast.stmt]
 ) -> dict[str, Value]:
     """What is known of names after a loop over layers, without some of its statements.
 
@@ -189,7 +190,7 @@ def after_loop(
         Missed: it moves or mixes positions, or cannot be followed.
     """
     frame = Frame(positions, dict(scope))
-    if not any(isinstance(value, Module) for value in of_all([evaluate(loop.iter, frame)])):
+    if not classes_in([evaluate(loop.iter, frame)]):
         raise Missed("the classes of the layers are not known", loop, Code.UNKNOWN_MODULE)
     body = [statement for statement in loop.body if statement not in but]
     rest = ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment)
@@ -272,7 +273,7 @@ def _before(
     }
     scope: dict[str, Value] = {name: Whole(name) for name in parameter_names(forward)}
     scope.update(dict.fromkeys(positions.absent, NOTHING))
-    scope[forward.args.args[0].arg] = Module((owner.name,))
+    scope[receiver_name(forward)] = Module((owner.name,))
     if forward.args.kwarg is not None:
         scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
     positions.before = True

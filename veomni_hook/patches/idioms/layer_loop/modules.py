@@ -19,7 +19,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
 from veomni_hook.patches.code.tree import binding, last_name, own_attribute, swapped, walk_ast
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
-from veomni_hook.patches.idioms.layer_loop.known_names import FILLED, PACKAGED
+from veomni_hook.patches.idioms.layer_loop.shapes import FILLED
 from veomni_hook.patches.idioms.layer_loop.values import (
     EMPTY,
     PLAIN,
@@ -51,6 +51,8 @@ _RETURN_SELF = frozenset(
 #: The table of activations, and how other files' classes look to positions.
 LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
 ACTIVATION, _LINEAR, _NORM = "torch.nn.SiLU", "torch.nn.Linear", "torch.nn.RMSNorm"
+#: Norms of packages, of the last dimension.
+_PACKAGED = frozenset({"FusedRMSNormGated"})
 #: Stands for every value of a setting that a class does not name.
 _ANOTHER = ""
 _PURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
@@ -203,7 +205,7 @@ class _Making(Collections):
             return Module((ACTIVATION,))
         if last in self.view.classes and not name.startswith("torch.nn."):
             return Module((last,), instance=False)
-        if PACKAGED.intersection(self.view.from_packages(last)):
+        if _PACKAGED.intersection(self.view.from_packages(last)):
             return Module((_NORM,), instance=False)
         if not name.startswith((".", "torch.nn.")) or not last[:1].isupper() or name in _PARAMETERS:
             return PLAIN

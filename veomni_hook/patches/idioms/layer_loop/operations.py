@@ -1,14 +1,18 @@
-"""What functions and methods of torch do with the positions of tensors; others are not proven."""
+"""What functions of Python and torch, and methods of tensors, do with positions; others are not proven."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
+from veomni_hook.patches.code.tree import last_name
 from veomni_hook.patches.idioms.layer_loop.shapes import (
+    FILLED,
     SHAPES,
     Rule,
     broadcast,
+    filled,
     inserted,
     made,
     matmul,
@@ -18,22 +22,27 @@ from veomni_hook.patches.idioms.layer_loop.shapes import (
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     PLAIN,
+    SLICE,
     Arguments,
     Dim,
     Items,
     Many,
+    Module,
     Plain,
     Size,
     Tensor,
+    Unknown,
     Value,
+    Whole,
     bare,
     fresh,
     is_positional,
+    of_all,
+    tensor_like,
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["operation", "torch_name"]
-
+__all__ = ["check_known", "of_function", "of_torch_module", "operation"]
 
 #: What is left of a dimension along which a call computes; None for nothing.
 _LEFT: dict[str, Callable[[Dim], Dim | None]] = {
@@ -206,13 +215,69 @@ _RULES: dict[str, Rule] = {
     **SHAPES,
 }
 
+
 _HOMES = ("torch", "torch.nn.functional", "torch.linalg", "torch.special")
+_CAST = "torch.amp.autocast_mode._cast"
+_RANDOM = {"bernoulli", "rand", "randint", "randn", "randperm"}
+_POINTWISE = """
+Dropout ELU GELU Hardtanh Identity LeakyReLU ReLU ReLU6 SELU SiLU Sigmoid Softplus Tanh
+""".split()
+#: Classes of modules, torch's and others, as the operation that they do.
+_MODULES = {
+    **dict.fromkeys(_POINTWISE, "silu"),
+    "Linear": "linear",
+    "LayerNorm": "layer_norm",
+    "RMSNorm": "layer_norm",
+    "Embedding": "one_hot",
+}
 
 
-def torch_name(dotted: str) -> str:
-    """The name of a function of torch that this module may know; empty for other functions."""
+def of_function(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
+    """The result of a function that is known by its full name; None for others.
+
+    Raises:
+        Missed: it is not followed, needs values of positions, or moves or mixes positions.
+    """
     home, _, name = dotted.rpartition(".")
-    return name if home in _HOMES else ""
+    if dotted.startswith("builtins."):
+        return _builtin(name, [*arguments.given, *arguments.named.values()], node)
+    if home in _HOMES:
+        return _of_torch(name, arguments)
+    if dotted.startswith("torch.nn.") and name[:1].isupper():
+        return Module((dotted,))
+    if dotted.partition(".")[0] in (":logger", "warnings"):
+        return PLAIN
+    return arguments.given[0] if dotted == _CAST and arguments.given else None
+
+
+def _of_torch(name: str, arguments: Arguments) -> Value:
+    if name in _RANDOM:
+        raise Missed("it draws random numbers, which differ between ranks", code=Code.RANDOM)
+    check_known(arguments)
+    if any(isinstance(value, Tensor) for value in arguments.every):
+        return operation(name, arguments.given, arguments.named)
+    if name in FILLED:
+        return filled(arguments)
+    if any(isinstance(value, Size) and is_positional(value.dim) for value in arguments.every):
+        raise Missed(f"it calls {name} with the number of positions", code=Code.MIXES_POSITIONS)
+    return PLAIN
+
+
+def of_torch_module(name: str, arguments: Arguments) -> Value:
+    """The result of a module of torch; raises `Missed` if it may mix positions."""
+    value, name = tensor_like(arguments.first), name.removeprefix("torch.nn.")
+    if not isinstance(value, Tensor):
+        return PLAIN
+    if name not in _MODULES:
+        raise Missed(f"it calls torch's {name}, which may mix positions", code=Code.MIXES_POSITIONS)
+    return operation(_MODULES[name], [value])
+
+
+def check_known(arguments: Arguments) -> None:
+    """Raise `Missed` if an argument holds all positions, or is not known."""
+    for value in arguments.every:
+        if isinstance(value, Whole | Unknown):
+            tensor_like(value)
 
 
 def operation(name: str, positional: Sequence[Value], named: Mapping[str, Value] | None = None) -> Value:
@@ -225,3 +290,67 @@ def operation(name: str, positional: Sequence[Value], named: Mapping[str, Value]
         raise Missed(f"it calls {name}, which may mix positions", code=Code.MIXES_POSITIONS)
     named = {key: bare(value) for key, value in (named or {}).items()}
     return _RULES[name](Arguments(tuple(map(bare, positional)), named))
+
+
+def _length(arguments: list[Value]) -> Value:
+    """What ``len`` gives."""
+    if isinstance(arguments[0], Tensor):
+        return Size(arguments[0].dims[0])
+    return Plain(len(arguments[0].values)) if isinstance(arguments[0], Items) else PLAIN
+
+
+def _numbered(arguments: list[Value]) -> Value:
+    """What ``enumerate`` gives."""
+    value = arguments[0]
+    if not isinstance(value, Items):
+        return _zipped([PLAIN, value if isinstance(value, Tensor | Many | Whole) else PLAIN])
+    numbers = (PLAIN if arguments[1:] else Plain(number) for number in range(len(value.values)))
+    return _zipped([Items(tuple(numbers)), value])
+
+
+def _zipped(arguments: list[Value]) -> Value:
+    """What ``zip`` gives."""
+    if any(isinstance(value, Tensor) for value in arguments):
+        raise Missed("a loop over positions", code=Code.MIXES_POSITIONS)
+    if all(isinstance(value, Items) for value in arguments):
+        rows = zip(*(value.values for value in arguments if isinstance(value, Items)), strict=False)
+        return Items(tuple(Items(row) for row in rows))
+    if any(isinstance(value, Items) for value in arguments):
+        raise Missed("a loop that is not followed")
+    return Many(Items(tuple(value.value if isinstance(value, Many) else value for value in arguments)))
+
+
+_QUESTIONS = {"hasattr", "isinstance", "callable", "issubclass", "type", "id", "print", "repr"}
+_NUMBERS = {"abs", "bool", "float", "int", "max", "min", "round", "str", "sum", "pow", "divmod"}
+_LOOPS = {"range", "reversed", "sorted", "set", "dict"}
+_LISTS: dict[str, Callable[[list[Value]], Value]] = {
+    "enumerate": _numbered,
+    "len": _length,
+    "list": lambda arguments: arguments[0] if arguments else PLAIN,
+    "tuple": lambda arguments: arguments[0] if arguments else PLAIN,
+    "zip": _zipped,
+}
+
+
+def _builtin(name: str, arguments: list[Value], node: ast.Call) -> Value:
+    """The result of a call of a function of Python.
+
+    Raises:
+        Missed: it is not followed, or needs values of positions.
+    """
+    first = arguments[0] if arguments else PLAIN
+    if name == "isinstance" and isinstance(first, Tensor) and last_name(node.args[1]) == "tuple":
+        return Plain(False)
+    if name in _QUESTIONS:
+        return PLAIN
+    if name in _LISTS:
+        return _LISTS[name](arguments)
+    if name not in (*_NUMBERS, *_LOOPS, "getattr", "slice"):
+        raise Missed(f"it calls {name}, which is not followed")
+    for value in arguments if name == "slice" else of_all(arguments):
+        if isinstance(value, Whole) and name == "getattr":
+            return value
+        if isinstance(tensor_like(value), Tensor):
+            raise Missed(f"{name} of values of some positions", code=Code.MIXES_POSITIONS)
+    kept = first if name in _LOOPS and isinstance(first, Items | Many) else PLAIN
+    return SLICE if name == "slice" else kept

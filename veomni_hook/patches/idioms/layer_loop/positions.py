@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from veomni_hook.patches.code.tree import compared_with_none, decorator_name, own_attribute
-from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
+from veomni_hook.patches.idioms.layer_loop.attention import ATTRIBUTES, STATE, by_segment
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
 from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, dimensions_of, method_of
 from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
-from veomni_hook.patches.idioms.layer_loop.queries import ATTRIBUTES
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
 from veomni_hook.patches.idioms.layer_loop.values import (
     EMPTY,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from itertools import product
 
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.gated_delta_rule import separated_methods
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes
-from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
+from veomni_hook.patches.idioms.layer_loop.values import classes_in
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason
 
@@ -45,7 +44,7 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
         text = "deepstack: features of an image are added between the layers"
         return Reason(text, Code.OTHER_LOOP, loop.lineno)
     # If the layers are not known, the reason may be anywhere in the file.
-    names = list(_classes(view, owner, loop)) or list(view.classes if _LAYERS_UNKNOWN in first else ())
+    names = _classes(view, owner, loop) or list(view.classes if _LAYERS_UNKNOWN in first else ())
     # A layer whose rule is routed is the cause if no other one is.
     routed = {separated_method.partition(".")[0] for separated_method in separated_methods(view)}
     for (pattern, kind), name in sorted(product(_KINDS, names), key=lambda pair: pair[1] in routed):
@@ -65,18 +64,14 @@ def attends(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> bool:
     return any("get_interface(" in view.text(view.classes[name]) for name in _classes(view, owner, loop))
 
 
-def _classes(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> Iterator[str]:
+def _classes(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> list[str]:
     """The classes of the file that run in the layers."""
     attributes = Attributes(view)
     own = attributes.of(owner.name)
-    looped = [own[name] for name in map(own_attribute, walk_ast(loop)) if name in own]
-    pending = [value for value in of_all(looped) if isinstance(value, Module)]
-    seen: dict[str, None] = {}
-    for module in pending:  # the list grows during the loop
-        for name in module.names:
-            if name in view.classes and name not in seen:
-                seen[name] = None
-                pending += [
-                    value for value in of_all(attributes.of(name).values()) if isinstance(value, Module)
-                ]
-    yield from seen
+    pending = classes_in(own[name] for name in map(own_attribute, walk_ast(loop)) if name in own)
+    running: list[str] = []
+    for name in pending:  # the list grows during the loop
+        if name in view.classes and name not in running:
+            running.append(name)
+            pending += classes_in(attributes.of(name).values())
+    return running

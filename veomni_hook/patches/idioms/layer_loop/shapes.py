@@ -21,8 +21,24 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["SHAPES", "Rule", "axis", "broadcast", "filled", "inserted", "made", "matmul", "met", "without"]
+__all__ = [
+    "FILLED",
+    "SHAPED",
+    "SHAPES",
+    "Rule",
+    "axis",
+    "broadcast",
+    "filled",
+    "inserted",
+    "made",
+    "matmul",
+    "met",
+    "without",
+]
 
+#: Functions that make a tensor whose numbers are all the same, and methods that make one or repeat theirs.
+FILLED = {"empty", "full", "ones", "zeros"}
+SHAPED = {"expand", "new_empty", "new_full", "new_ones", "new_zeros"}
 #: The result of a call.
 Rule: TypeAlias = "Callable[[Arguments], Value]"
 

@@ -29,6 +29,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     of_all,
     shaped,
 )
+from veomni_hook.patches.interpreter.walk import receiver_name
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 
@@ -47,7 +48,7 @@ def decided_tower(
     at = index_of(forward, layer_loops)
     before, tail = forward.body[:at], forward.body[at + 1 :]
     asides = [aside for aside in statement.body if _is_aside(aside, statement, hidden)]
-    receiver = forward.args.args[0].arg
+    receiver = receiver_name(forward)
     known = (parameter_names(forward) | own_names(before)) - {receiver, hidden}
     inputs: dict[str, Value] = {
         name: Whole(f"{name} of the tower", rows=(name,)) for name in loaded([statement]) if name in known

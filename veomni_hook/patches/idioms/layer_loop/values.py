@@ -44,6 +44,7 @@ __all__ = [
     "Whole",
     "all_joined",
     "bare",
+    "classes_in",
     "depends",
     "fresh",
     "holds_tensor",
@@ -225,6 +226,11 @@ def of_all(values: Iterable[Value]) -> Iterable[Value]:
             yield value
             if isinstance(value, Whole):
                 yield from of_all(part for _, part in value.held)
+
+
+def classes_in(values: Iterable[Value]) -> list[str]:
+    """The names of the classes of all modules in values."""
+    return [name for value in of_all(values) if isinstance(value, Module) for name in value.names]
 
 
 def holds_tensor(value: Value) -> bool:

@@ -99,13 +99,20 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         slots += other.slots if here else ()
     code = guard(view, forward, tail, slot.name, edits)
     cap = tail.transform.get("capped_by")
+    form = [
+        ",".join(tail.transform),
+        ",".join(sorted("**" if keyword.arg is None else keyword.arg for keyword in tail.keywords)),
+        str(tail.before_head is not None),
+        str(len(tail.conditions)),
+        serialise(list(tail.copied)),
+    ]
     comment = f"{OP}/{VARIANT}: logits are computed when they are read"
     return Site(
         op=OP,
         target=target,
         status=Status.ROUTED,
         variant=VARIANT,
-        form=_form(tail),
+        form=blake2b("\n".join(form).encode(), digest_size=8).hexdigest(),
         captures=operands(view, forward, tail),
         edits=before_statement(view, forward, tail.statement, code, comment),
         slots=tuple(dict.fromkeys(slots)),
@@ -129,15 +136,3 @@ def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr 
     if capped is None:
         return None
     return ast.Tuple([function, ast.Name(kind, ast.Load()), ast.Constant(capped["CAP"])], ast.Load())
-
-
-def _form(tail: Tail) -> str:
-    keywords = sorted("**" if keyword.arg is None else keyword.arg for keyword in tail.keywords)
-    said = [
-        ",".join(tail.transform),
-        ",".join(keywords),
-        str(tail.before_head is not None),
-        str(len(tail.conditions)),
-        serialise(list(tail.copied)),
-    ]
-    return blake2b("\n".join(said).encode(), digest_size=8).hexdigest()

@@ -65,12 +65,21 @@ def find(view: ModuleView) -> Iterator[Site]:
             yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=pooling.lineno)
             continue
         score, hidden_states = view.text(call.func), view.text(call.args[0])
+        kernel, operands = free_name(forward, "kernel"), f"{hidden_states}, {score}"
+        lines = (
+            "(",
+            f"    {kernel}({operands})",
+            f"    if ({kernel} := {slot_name(OP, VARIANT)}.kernel(self, {operands})) is not None",
+            f"    else {view.text(call)}",
+            ")",
+        )
+        asking = in_place(view, call, f"\n{view.document.indent(call)}".join(lines))
         yield Site.asking(
             OP,
             target,
             VARIANT,
             call,
-            (*_edits(view, forward, call), *_fields(view, forward, pooling)),
+            (asking, *_fields(view, forward, pooling)),
             form=VARIANT,
             captures={"score": score, "hidden_states": hidden_states, "logits": logits},
             imports=(_IMPORT,),
@@ -125,19 +134,6 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
         if isinstance(node.ctx, ast.Load) and node not in known:
             raise Missed(f"{name} is used in another way", node, Code.USED_OTHERWISE)
     return call, name
-
-
-def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call) -> tuple[Edit, ...]:
-    kernel, slot, upstream = free_name(forward, "kernel"), slot_name(OP, VARIANT), view.text(call)
-    operands = f"{view.text(call.args[0])}, {view.text(call.func)}"
-    lines = (
-        "(",
-        f"    {kernel}({operands})",
-        f"    if ({kernel} := {slot}.kernel(self, {operands})) is not None",
-        f"    else {upstream}",
-        ")",
-    )
-    return (in_place(view, call, f"\n{view.document.indent(call)}".join(lines)),)
 
 
 def _fields(view: ModuleView, forward: FunctionNode, pooling: ast.Assign) -> Iterator[Edit]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import blake2b
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import initialised, statements_of_init
 from veomni_hook.patches.graph import (
@@ -80,17 +81,6 @@ return RESULT
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A recognised formula: ``operands`` are the kernel's arguments, as source text."""
-
-    variant: str
-    operands: Mapping[str, str]
-    form: str
-    inlined: tuple[str, ...] = ()
-    relies_on: tuple[str, ...] = ()
-
-
 def find(view: ModuleView) -> Iterator[Site]:
     """Every experts class of a module."""
     for owner in view.classes.values():
@@ -107,26 +97,36 @@ def find(view: ModuleView) -> Iterator[Site]:
         try:
             if forward is None:
                 raise _unlike("it defines no forward")
-            experts = _recognised(view, owner, forward, shapes)
+            site = _recognised(view, owner, forward, shapes)
         except Missed as miss:
             yield Site(OP, target, Status.MISSED, reason=miss.reason, lineno=owner.lineno)
         else:
-            yield _routed(view, owner, forward, experts)
+            yield replace(site, edits=_edits(view, owner, forward, site))
 
 
 def _recognised(
     view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, shapes: Mapping[str, list[str]]
-) -> _Found:
+) -> Site:
+    """The site of a class, without edits; its captures are the kernel's arguments.
+
+    Raises:
+        Missed: it has none of the formulas.
+    """
+    target = f"{owner.name}.forward"
     grouped = GROUPED.find([forward.body], view.scope.dotted)
     if isinstance(grouped, Found) and grouped.index == has_docstring(forward):
-        return _grouped(grouped, shapes)
+        operands, known = _grouped(grouped, shapes), reference_form(_REFERENCE, "grouped_linear")
+        return Site.asking(OP, target, "grouped_linear", forward, (), form=digest(known), captures=operands)
     form = canonical(forward, view.scope, owner)
     if not isinstance(form, Form):
         raise Missed(f"it is not followed: {form}")
     if form.receiver != "self":
         raise _unlike("its first parameter is not self")
+    skips = {target: form.inlined} if form.inlined else {}
+    asking = partial(Site.asking, OP, target, line=forward, edits=(), skips=skips)
     if all(node.op != "loop" for node in walk(form.result)):
-        return _as_a_whole(form)
+        variant, operands = _as_a_whole(form)
+        return asking(variant, form=digest(form), captures=operands, relies_on=form.inlined)
     try:
         loop = Loop(form)
     except Missed as other:
@@ -144,7 +144,8 @@ def _recognised(
     routing = {name: str(node.value) for name, node in nodes.items()}
     text = " ".join([loop.dtype, *map(digest, ways)])
     hashed = blake2b(text.encode(), digest_size=8).hexdigest()
-    return _Found(variant, routing | operands, hashed, form.inlined, (f"{owner.name}.__init__",))
+    relied = (f"{owner.name}.__init__", *form.inlined)
+    return asking(variant, form=hashed, captures=routing | operands, relies_on=relied)
 
 
 def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str, str]]:
@@ -206,27 +207,25 @@ def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, di
     return "modules", {"experts": "self.values()"}
 
 
-def _as_a_whole(form: Form) -> _Found:
+def _as_a_whole(form: Form) -> tuple[str, dict[str, str]]:
     """Experts without a loop."""
     outcome = recognised(_REFERENCE, form, _WHOLE_RULES, names=_WHOLE, otherwise=TENSOR)
     if isinstance(outcome, Difference):
         raise _unlike(outcome.text)
     variant, bound = outcome
     arguments = reference_form(_REFERENCE, variant).arguments
-    operands = {name: source(bound.bindings[name], form.receiver) for name in arguments}
-    return _Found(variant, operands, digest(form), form.inlined)
+    return variant, {name: source(bound.bindings[name], form.receiver) for name in arguments}
 
 
-def _grouped(grouped: Found, shapes: Mapping[str, list[str]]) -> _Found:
+def _grouped(grouped: Found, shapes: Mapping[str, list[str]]) -> dict[str, str]:
     weight, count = grouped["WEIGHT"], grouped["COUNT"]
     if shapes.get(weight, [""])[0] != count:
         raise _unlike(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
-    operands = {
+    return {
         "inputs": grouped["INPUTS"],
         "expert_size": grouped["EXPERT_SIZE"],
         "weight": f"self.{weight}",
     }
-    return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
 
 
 def _bound(
@@ -259,25 +258,15 @@ def _with_floats(node: Node) -> Node:
     return rebuild(node, as_float, lambda changed: changed)
 
 
-def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, experts: _Found) -> Site:
-    target, slot = f"{owner.name}.forward", slot_name(OP, experts.variant)
-    code = ask(forward, slot, "self", list(experts.operands.values()))
-    edits = before_body(view, forward, code, f"{OP}/{experts.variant}")
+def _edits(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, site: Site) -> tuple[Edit, ...]:
+    slot, operands = slot_name(OP, site.variant), list(site.captures.values())
+    said = f"{OP}/{site.variant}"
+    edits = before_body(view, forward, ask(forward, slot, "self", operands), said)
     if owner.decorator_list:
-        comment = f"{OP}/{experts.variant}: calls that a kernel takes reach the guard in forward"
-        taking = as_lambda(forward, list(experts.operands.values()))
+        comment = f"{said}: calls that a kernel takes reach the guard in forward"
+        taking = as_lambda(forward, operands)
         edits = (*decorate(view, owner, f"{slot}.reached({taking})", comment), *edits)
-    return Site.asking(
-        OP,
-        target,
-        experts.variant,
-        forward,
-        edits,
-        form=experts.form,
-        captures=dict(experts.operands),
-        relies_on=(*experts.relies_on, *experts.inlined),
-        skips={target: experts.inlined} if experts.inlined else {},
-    )
+    return edits
 
 
 def _parameter_shapes(owner: ast.ClassDef) -> dict[str, list[str]]:

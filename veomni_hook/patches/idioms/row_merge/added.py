@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import bound_once, last_name, substituted, walk_ast
-from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, recognised, source
-from veomni_hook.patches.idioms.add_rms_norm import has_self
+from veomni_hook.patches.graph import ARGUMENT, source
 from veomni_hook.patches.idioms.row_merge.find import OP
+from veomni_hook.patches.idioms.shared import formula_of, has_self
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
-from veomni_hook.patterns import pattern_file
+from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find", "operands_of"]
 
@@ -34,35 +33,39 @@ _OPERANDS = ("hidden_states", "mask", "source")
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, owner, function in view.every_function():
-        if "mask" in view.text(function) and (sum_ := _sum(function)) is not None:
+        if "mask" not in view.text(function) or (sum_ := _sum(function)) is None:
+            continue
+        try:
             operands = _operands(view, owner, function)
-            if isinstance(operands, Reason):
-                yield Site(OP, target, Status.MISSED, reason=operands, part=PART, lineno=sum_.lineno)
-                continue
-            code = ask(function, slot_name(OP, _VARIANT), "self", operands)
-            edits = before_body(view, function, code, f"{OP}/{_VARIANT}")
-            captures = dict(zip(_OPERANDS, operands, strict=True))
-            yield Site.asking(OP, target, _VARIANT, sum_, edits, captures=captures, part=PART)
+        except Missed as missed:
+            yield Site(OP, target, Status.MISSED, reason=missed.reason, part=PART, lineno=sum_.lineno)
+            continue
+        code = ask(function, slot_name(OP, _VARIANT), "self", operands)
+        edits = before_body(view, function, code, f"{OP}/{_VARIANT}")
+        captures = dict(zip(_OPERANDS, operands, strict=True))
+        yield Site.asking(OP, target, _VARIANT, sum_, edits, captures=captures, part=PART)
 
 
-def _operands(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode) -> list[str] | Reason:
-    """What `operands_of` a method are, or why it is not routed."""
+def _operands(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode) -> list[str]:
     if owner is None:
-        return Reason("a function, which belongs to no module", Code.NO_OWNER)
+        raise Missed("a function, which belongs to no module", code=Code.NO_OWNER)
     if not has_self(method):
-        return Reason("self is not the method's module", Code.REPLACED)
-    operands = operands_of(view, owner, method)
-    return operands.after("the method does not only add rows") if isinstance(operands, Reason) else operands
+        raise Missed("self is not the method's module", code=Code.REPLACED)
+    try:
+        return operands_of(view, owner, method)
+    except Missed as missed:
+        raise Missed(missed.reason.after("the method does not only add rows")) from None
 
 
-def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> list[str] | Reason:
-    """The hidden states, the mask and the rows of a method that only adds rows, or why it is none."""
+def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> list[str]:
+    """The hidden states, the mask and the rows of a method.
+
+    Raises:
+        Missed: it does not only add rows.
+    """
     rules = dict.fromkeys(_OPERANDS, ARGUMENT)
-    form = canonical(method, view.scope, owner)
-    outcome = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
-    if isinstance(outcome, Difference):
-        return outcome.why if isinstance(form, Form) else form
-    return [source(outcome[1].bindings[name]) for name in _OPERANDS]
+    _, _, matched = formula_of(OP, view, owner, method, rules, names=(_VARIANT,))
+    return [source(matched.bindings[name]) for name in _OPERANDS]
 
 
 def _sum(function: FunctionNode) -> ast.stmt | ast.expr | None:

@@ -11,12 +11,12 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import local_names, own_names
 from veomni_hook.patches.code.tree import calls_in, in_text_order
-from veomni_hook.patches.idioms.add_rms_norm import has_self
+from veomni_hook.patches.idioms.shared import check_self, check_torch, gathered
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 
@@ -37,7 +37,11 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, owner, function in view.every_function():
         if (calls := _calls(function)) and owner is not None:
-            yield _site(view, target, function, in_text_order(calls))
+            ordered = in_text_order(calls)
+            edits, reasons = gathered(ordered, partial(_edit, view, function))
+            reason = Reason.joined(reasons)
+            site = Site.asking(OP, target, VARIANT, ordered[0], edits, reason=reason, part=PART)
+            yield site if edits else replace(site, status=Status.MISSED, variant="", slots=())
         elif calls:
             reason = Reason("a function, which belongs to no module", Code.NO_OWNER, calls[0].lineno)
             yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=calls[0].lineno)
@@ -48,33 +52,19 @@ def _calls(code: ast.AST) -> list[ast.Call]:
     return [call for call in calls_in(code) if getattr(call.func, "attr", "") in names]
 
 
-def _site(view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call]) -> Site:
-    edits: list[Edit] = []
-    reasons = []
-    for call in calls:
-        try:
-            edits.append(_edit(view, method, call))
-        except Missed as missed:
-            reasons.append(missed.reason)
-    site = Site.asking(OP, target, VARIANT, calls[0], edits, reason=Reason.joined(reasons), part=PART)
-    return site if edits else replace(site, status=Status.MISSED, variant="", slots=())
-
-
 def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
     """The edit that asks the slot at a call; raises `Missed` if there is none."""
     assert isinstance(call.func, ast.Attribute)  # noqa: S101
     if call.func.attr != _METHOD:
         raise Missed("masked_scatter_ changes a tensor in place", call, Code.IN_PLACE)
-    if not has_self(method) or "self" in own_names(method.body):
-        raise Missed("self is not the method's module", call, Code.REPLACED)
+    check_self(method, call)
     if (
         call.keywords
         or len(call.args) != 2
         or any(isinstance(argument, ast.Starred) for argument in call.args)
     ):
         raise Missed("masked_scatter is not called with a mask and a source", call, Code.OTHER_ARGUMENTS)
-    if view.scope.resolve("torch") != "torch" or "torch" in local_names(method):
-        raise Missed("torch has another name here", call, Code.REPLACED)
+    check_torch(view, method, call)
     document, receiver = view.document, call.func.value
     if _calls(receiver):
         raise Missed("it is called on the result of another masked_scatter", call, Code.NO_ROOM)
