@@ -9,7 +9,8 @@ import torch
 import torch._dynamo
 
 from tests.ascend.fixtures import called, on_ascend, operators  # noqa: F401 - fixtures
-from tests.kernels.interpreter import hasten
+from tests.kernels.interpreter import check_launches, hasten
+from tests.kernels.matching import DEVICE
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.process_choice import STATE
@@ -18,8 +19,10 @@ from veomni_hook.kernels.selection.registry import registry
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreter(request):
-    """Makes Triton's interpreter faster."""
+    """Makes Triton's interpreter faster, and lets it see what it would not."""
     hasten(look_for_overflows=request.config.getoption("markexpr") == "slow")
+    if DEVICE == "cpu":
+        check_launches()
 
 
 @pytest.fixture(autouse=True)

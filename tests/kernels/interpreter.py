@@ -1,6 +1,6 @@
-"""Triton's interpreter at half its price: what it does over and over again for every call is done once.
+"""Triton's interpreter at half its price, and what it does not see: launches whose arguments change their kind.
 
-Of the time of a kernel in it, 29 % went into patching `triton.language` anew for every device function that a
+What it does over and over again for every call is done once. Of the time of a kernel in it, 29 % went into patching `triton.language` anew for every device function that a
 kernel calls, 22 % into a second computation of integers in 64 bits to see whether they overflow, 7 % into a table
 of dtypes. Results are the same. Overflows are still looked for by the slow tests.
 """
@@ -31,6 +31,36 @@ def hasten(*, look_for_overflows: bool) -> None:
     if builder is not None and not hasattr(builder, "create_dot_scaled"):
         type(builder).create_dot_scaled = _dot_scaled
         _take_names(type(interpreter.interpreter_semantic), tl.constexpr)
+
+
+@cache
+def check_launches() -> None:
+    """Make every `Launch` of this process assert that its arguments are of one kind: compiled code is for one."""
+    try:
+        from veomni_hook.kernels.shared.launch import Launch
+    except ImportError:
+        return
+    launch, kinds = Launch.__call__, {}
+
+    def checked(self: Any, grid: Any, *arguments: Any) -> None:
+        kind = [_kind(self._function, *pair) for pair in enumerate(arguments)]
+        assert kinds.setdefault(self, kind) == kind, (
+            f"{self._function.fn.__name__}: {kinds[self]} before, {kind} now"
+        )
+        launch(self, grid, *arguments)
+
+    Launch.__call__ = checked
+
+
+def _kind(function: Any, index: int, argument: Any) -> object:
+    """What Triton compiles an argument for."""
+    if not isinstance(argument, int) or isinstance(argument, bool):
+        return getattr(argument, "dtype", type(argument))
+    general = function.kwargs.get("do_not_specialize") or ()
+    size = -(2**31) <= argument < 2**31
+    if index in general or function.arg_names[index] in general:
+        return size
+    return size, argument == 1, argument % 16 == 0
 
 
 def _patch_languages_once(interpreter: Any, tl: Any) -> None:

@@ -11,9 +11,8 @@ from torch.nn import functional
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.contract import Call
 from tests.kernels.dispatched import without_waits
-from tests.kernels.rms_norm import variants as norms
 from veomni_hook.kernels.gated_mlp import reference as formulas
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
 from veomni_hook.kernels.linear_cross_entropy import chunks
@@ -148,10 +147,7 @@ def test_a_normalised_row_has_the_same_bits_in_any_batch(backend, columns, dtype
         # PyTorch's sums of a GPU depend on the number of rows; its operator for one of the formulas does not.
         if kernel.backend != backend or (backend == "torch" and kernel.variant != "cast_before_weight"):
             continue
-        given = norms.inputs(kernel.variant, (1000, columns), dtype, device="cuda")
-        rows = [each for each in given if each.ndim > 1]
-        compute, _ = norms.pair(backend, kernel.variant, columns)
-        assert_batch_invariant(compute, rows, given[len(rows) :])
+        Call(kernel, (1000, columns), dtype).is_batch_invariant()
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)

@@ -29,7 +29,7 @@ BUDGET: dict[str, dict[str, int]] = {
         "labels": 3, "queries": 4, "states": 9, "temperature": 4,
     },
     "what transformers' attention interface and its kwargs are called; attention gets all of them by name": {
-        "allow_is_causal_skip": 1, "attention_mask": 6, "cache": 2, "cu_seqlens": 14, "layer_idx": 1,
+        "allow_is_causal_skip": 1, "attention_mask": 6, "cache": 2, "cu_seqlens": 13, "layer_idx": 1,
         "output_attentions": 2, "position_bias": 2, "sliding_window": 3,
     },
     "mask functions: a pattern of their whole signature, and a miss if it differs": {

@@ -62,7 +62,8 @@ def _forward_plan(
     """Return the plan for addends of these strides, and the dtype of the norm; None: copy one first."""
     middle, out = _rounded(variant, *dtypes)
     steps = _FACTORS[variant], TL[middle], keep
-    plan = plan_of_rows(kernels.forward, (device, dtypes), shape, strides, tuple(shape[:-1]), 6, *steps)
+    kind, kept = (device, (*dtypes, out)), tuple(shape[:-1])
+    plan = plan_of_rows(kernels.forward, kind, shape, strides, kept, 6, *steps)
     return None if plan is None else (plan, out)
 
 

@@ -118,7 +118,7 @@ def plan_of_rows(
 
     Args:
         function: the device code. Its constants: the columns, their block, the rows of a program, ``steps``.
-        kind: where it runs, and the dtypes of its tensors.
+        kind: where it runs, and the dtypes of its tensors, results among them.
         shape: of x, or of both addends.
         strides: of x, or of each addend.
         kept: the sizes of what is kept of the rows.

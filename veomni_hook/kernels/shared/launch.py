@@ -181,8 +181,8 @@ class Launch:
 def launch_of(kind: Hashable, function: Any, tensors: int, *constants: Any, **options: Any) -> Launch:
     """Return the `Launch` for a kind of arguments: plans of calls of other sizes share it.
 
-    ``kind`` is what Triton specialises on besides the constants: the device, dtypes, strides, and whether
-    numbers of rows fit into 32 bits.
+    ``kind`` is what Triton specialises on besides the constants: the device, dtypes (of results, too),
+    strides, and whether numbers of rows fit into 32 bits.
     """
     return Launch(function, tensors, *constants, **options)
 
