@@ -274,3 +274,14 @@ def test_tied_weights(patched):
     upstream, model = moved(patched, tie_word_embeddings=True)
     inputs = batch()
     assert_equal(stepped(model, compiled(model)[0], inputs), stepped(upstream, upstream, inputs))
+
+
+def test_logits_of_released_weights_are_computed_with_those_of_now(models):
+    """As FSDP leaves it: the memory of a gathered weight is gone, its numbers are the module's."""
+    upstream, model = models
+    run, _ = compiled(model)
+    out, _ = stepped(model, run, batch())
+    gathered = model.lm_head.weight
+    model.lm_head.weight = nn.Parameter(gathered.detach().clone())
+    gathered.untyped_storage().resize_(0)
+    close(out.logits, upstream(**batch(), use_cache=False).logits, 1e-5)

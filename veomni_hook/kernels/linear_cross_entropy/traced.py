@@ -76,6 +76,7 @@ class TracedLogits(DeferredLogits):
         self._head = self._linear = head
         self._hidden_states = hidden_states
         self._call = LinearCall(hidden_states, head.weight, head.bias)
+        self._weights = self._call.weights
         self._transform = call.transform
         self._grad = True
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
