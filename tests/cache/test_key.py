@@ -152,7 +152,17 @@ def test_the_key_follows_every_file_that_patching_reads(families):
         [sys.executable, "-c", _READS], input=json.dumps(chosen), capture_output=True, text=True, check=True
     )
     names, modules = json.loads(printed.stdout)
-    ours = ("cache/", "patches/", "__pycache__/", "__init__", "errors", "locate", "on_use", "printable", "patterns")
+    ours = (
+        "cache/",
+        "patches/",
+        "__pycache__/",
+        "__init__",
+        "errors",
+        "locate",
+        "on_use",
+        "printable",
+        "patterns",
+    )
     read = {name for name in names if not name.startswith(ours)}
     assert {"kernels/rms_norm/reference.py", "kernels/rotary/variants.py"} < read
     assert {Path(name).name for name in read} == PATTERN_FILES
