@@ -144,6 +144,8 @@ def veomni(session: nox.Session) -> None:
     install_beside(session, VEOMNI[1])
     # Its requirements are those of training; its configs and modules need none of them but psutil.
     session.install("--quiet", "--no-deps", f"veomni=={VEOMNI[0]}")
+    # Its kernels do not run in the interpreter; without it, tests use a stand-in.
+    session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "liger-kernel")
     # loadfile: the tests of a file share what its processes found.
     pytest(session, "-n", "2", "--dist", "loadfile", "tests/veomni", "tests/integrations")
 
