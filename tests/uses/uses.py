@@ -38,7 +38,7 @@ SIZES = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {
     "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
-    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 4,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": 8,
 }  # fmt: skip
 LINEAR = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -59,10 +59,7 @@ class Subject:
     """Makes models of a family on a device, and batches of ids."""
 
     def __init__(self, family: str, device: str) -> None:
-        sizes = SIZES | FAMILIES[family]
-        if family == "deepseek_v3":
-            del sizes["head_dim"]
-        self.config, self.device = AutoConfig.for_model(family, **sizes), device
+        self.config, self.device = AutoConfig.for_model(family, **SIZES | FAMILIES[family]), device
 
     def model(self, **options: Any) -> Any:
         """A model whose weights are the same each time."""
@@ -378,25 +375,6 @@ def int8_layers(of: Subject) -> Any:
     with torch.no_grad():
         output = model(input_ids=of.ids(), labels=of.ids())
         return total(output.loss), total(output.logits)
-
-
-@use
-def captured_as_a_graph(of: Subject) -> Any:
-    if of.device == "cpu":
-        return None
-    model, ids = of.model().eval(), of.ids()
-    model.config.use_cache = False
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.no_grad():
-        with torch.cuda.stream(stream):
-            model(ids)
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph):
-            logits = model(ids).logits
-        ids.copy_(of.ids(seed=5))
-        graph.replay()
-    return total(logits)
 
 
 @contextlib.contextmanager
