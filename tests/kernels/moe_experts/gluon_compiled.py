@@ -60,16 +60,14 @@ def weight_gradient(a: int, b: int, dtype: torch.dtype, *, swapped: bool) -> Non
     gluon_products.weight_gradient(*operands, out, routing(), (not swapped, swapped))
 
 
-def gate_up_backward(
-    form: int, activation: str, *, transposed: bool = True, dtype: torch.dtype = torch.bfloat16
-) -> None:
+def gate_up_backward(form: int, activation: str, *, transposed: bool = True) -> None:
     hidden, inner, pairs = 512, 704, TOKENS * TOP_K
     paired = 0 if form == 4 else 1
-    products = zeros(pairs, inner * (1 + paired), dtype=dtype)
+    products = zeros(pairs, inner * (1 + paired))
     gluon_products.gate_up_backward(
-        zeros(TOKENS, hidden, dtype=dtype),
-        zeros(EXPERTS, *((hidden, inner) if transposed else (inner, hidden)), dtype=dtype),
-        products, products, zeros(pairs, inner, dtype=dtype), zeros(3, pairs, dtype=torch.float32),
+        zeros(TOKENS, hidden),
+        zeros(EXPERTS, *((hidden, inner) if transposed else (inner, hidden))),
+        products, products, zeros(pairs, inner), zeros(3, pairs, dtype=torch.float32),
         routing(), zeros(TOKENS, TOP_K), form=form, activation=ACTIVATIONS[activation],
         paired=paired, transposed=transposed,
     )  # fmt: skip
@@ -95,7 +93,7 @@ def main(every: bool) -> None:
         for activation in ACTIVATIONS:
             gate_up_backward(0, activation)
             gate_up_backward(4, activation, transposed=False)
-        gate_up_backward(0, "silu", dtype=f16, transposed=False)
+        gate_up_backward(0, "silu", transposed=False)
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
         line = {"name": kernel.name, "shared": kernel.metadata.shared, "spilled": spilled(ptx)}

@@ -80,11 +80,11 @@ def test_weight_gradients_that_are_left_to_triton(reason, how):
     assert reason in weight_gradient_refuses(**how)
 
 
-def backward_refuses(hidden=HIDDEN, inner=INNER, *, form=0, paired=1, block=128, weight=None):
-    weight = zeros(EXPERTS, hidden, inner) if weight is None else weight
-    products = zeros(TOKENS, inner * (2 if paired else 1))
+def backward_refuses(hidden=HIDDEN, inner=INNER, *, form=0, paired=1, block=128, weight=None, dtype=BF16):
+    weight = zeros(EXPERTS, hidden, inner, dtype=dtype) if weight is None else weight
+    products = zeros(TOKENS, inner * (2 if paired else 1), dtype=dtype)
     return gluon_choice.gate_up_backward_refuses(
-        zeros(TOKENS, hidden), weight, products, routing(block), form=form, paired=paired
+        zeros(TOKENS, hidden, dtype=dtype), weight, products, routing(block), form=form, paired=paired
     )
 
 
@@ -108,6 +108,7 @@ def test_gradients_of_gate_and_up_that_gluon_computes():
     ("few rows", {"block": 32}),
     ("stand apart", {"weight": zeros(EXPERTS, HIDDEN + 1, INNER)[:, :HIDDEN]}),
     ("torch.float16", {"weight": zeros(EXPERTS, HIDDEN, INNER, dtype=torch.float16)}),
+    ("too large", {"dtype": torch.float16}),
 ])  # fmt: skip
 def test_gradients_of_gate_and_up_that_are_left_to_triton(reason, how):
     assert reason in backward_refuses(**how)
@@ -207,12 +208,9 @@ def test_gluon_is_not_imported_before_it_is_used():
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
 @pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.slow)])
 def test_kernels_compile_and_fit(which):
-    """Without a loop's spills: a tile's epilogue may keep a dozen registers elsewhere."""
     printed, _ = outputs(started("-m", "tests.kernels.moe_experts.gluon_compiled", which))
     kernels = [json.loads(line) for line in printed.splitlines()]
     assert {each["name"] for each in kernels} == {"weight_gradient", "gate_up_backward"}
     assert max(each["shared"] for each in kernels) <= gluon_choice.SHARED_MEMORY
     assert all(each["wgmma"] for each in kernels)
-    spilled = {name: max(each["spilled"] for each in kernels if each["name"] == name) for name in
-               ("weight_gradient", "gate_up_backward")}  # fmt: skip
-    assert spilled["weight_gradient"] == 0 and spilled["gate_up_backward"] <= 48
+    assert all(each["spilled"] < 8 for each in kernels)

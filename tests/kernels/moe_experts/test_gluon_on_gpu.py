@@ -75,7 +75,7 @@ def test_gradients_of_weights_of_odd_widths(side, a, b, dtype):
 def test_gradients_of_gate_and_up(side, name, spend):
     given = Operands(CASES[name])
     found, truth = gluon_cases.gate_up_backward(given, spend=spend)
-    expect(side, ["gate_up_backward"])
+    expect(side, ["gate_up_backward"] if given.case.dtype is torch.bfloat16 else [])
     assert max(gluon_cases.errors(found, truth)) < TOLERANCE[given.case.dtype]
 
 
@@ -144,7 +144,7 @@ def test_whole_experts(side, name, dtype):
 
     found = run(triton.kernel(name), lambda each: each.detach().clone())
     truth = run(reference.of(name), lambda each: each.detach().float())
-    expect(side, ["gate_up_backward", "weight_gradient", "weight_gradient"])
+    expect(side, ["gate_up_backward"] * (dtype is torch.bfloat16) + ["weight_gradient"] * 2)
     for number, (ours, exact) in enumerate(zip(found, truth, strict=True)):
         gap = (ours.float() - exact).norm() / exact.norm()
         assert gap < 3 * TOLERANCE[dtype], (number, float(gap))

@@ -4,11 +4,13 @@ Gluon is experimental: its names and meanings change from one release of Triton 
 counts only if the kernels were compiled with it; nothing is tried at run time.
 
 On an H200, prototypes of these kernels took at most as long as Triton's at four shapes, and up to 32 % less
-(16,384 x 2,048 x 768, 128 experts, top 8: dU 1.72 to 1.44 ms, dD 0.80 to 0.77, gradients of gate and up 1.12
-to 0.97); dD took 1 % longer where one expert has an eighth of all rows, and dU 12 % less. Gluon's forward
-products and rows of dx gained nothing. Since loading warps know tokens two slabs ahead, dU and dD gain 4 to
-25 % at 128 experts of 2,048 x 768 with 512 to 2,048 rows each, and -3 to 10 % at 64 of 7,168 x 2,048, 32 of
-2,880 x 2,880 and 512 of 2,048 x 512.
+(16,384 x 2,048 x 768, 128 experts, top 8: dU 1.72 to 1.44 ms, dD 0.80 to 0.77); dD took 1 % longer where one
+expert has an eighth of all rows, and dU 12 % less. Since loading warps know tokens two slabs ahead, dU and dD
+gain 4 to 25 % at 128 experts of 2,048 x 768 with 512 to 2,048 rows each, and -3 to 10 % at 64 of 7,168 x
+2,048, 32 of 2,880 x 2,880 and 512 of 2,048 x 512; knowing them four ahead gained nothing. Gradients of gate
+and up took 1.12 ms in Triton, 0.94 with an epilogue of the multiplying warps, 0.83 with warps of its own.
+Gluon's forward products and rows of dx gained nothing: at its power limit, a GPU lowers its clock as much as
+waiting becomes less (docs/maintain/performance.md).
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ Tensor = torch.Tensor
 #: Triton's releases with which the kernels were compiled, for the same instructions; they ran with 3.6.
 RELEASES = frozenset({(3, 6), (3, 7)})
 #: Bytes that the larger kernel takes.
-SHARED_MEMORY = 229_632
+SHARED_MEMORY = 229_608
 #: Rows of an expert, on average, from which on there are measurements: from 65, see `triton_tiles.row_block`.
 _ROWS = 128
 _FEW = "experts have few rows"
 _16_BITS = (torch.bfloat16, torch.float16)
 _DEPTH = 64
 #: What the kernel knows of the device code's numbers: a gate times up, all gates before all ups, or a gate
-#: alone. Gates with a limit would spill 200 bytes of registers.
+#: alone.
 _FORMS = ((0, 1), (4, 0))
 
 
@@ -115,6 +117,8 @@ def gate_up_backward_refuses(
         return _FEW
     if (form, paired) not in _FORMS:
         return "gates have a limit, or alternate with ups"
+    if dout.dtype is not torch.bfloat16:
+        return f"in {dout.dtype}, a gradient without its routing weight may be too large"
     columns = products.shape[1] // (1 + paired)
     if dout.shape[1] % _DEPTH or columns % _DEPTH:
         return f"{dout.shape[1]} or {columns} is no multiple of {_DEPTH}"

@@ -21,8 +21,8 @@ Tensor = torch.Tensor
 # Programs: one per multiprocessor, which a program's shared memory fills.
 BACKWARD_TILE = Tile(128, 256, 64, 8, 3, parts=4)
 _WEIGHT_TILE = Tile(128, 256, 64, 4, 4)
-# 384 threads. The kernels divide the registers between loading and multiplying warps.
-_REGISTERS = 168
+# Of each of 512 and of 384 threads. The kernels divide them between loading, multiplying and other warps.
+_BACKWARD_REGISTERS, _WEIGHT_REGISTERS = 128, 168
 
 
 @cache
@@ -57,7 +57,7 @@ def weight_gradient(
         routing.tokens, routing.experts, routing.num_experts, a, b, rows.stride(0),
         tile.rows, tile.columns, tile.depth, tile.stages, tile.group, gathered[1], a % tile.rows == 0,
         _layout((tile.depth, tile.rows), rows.dtype), _layout((64, 64), rows.dtype),
-        num_warps=tile.warps, maxnreg=_REGISTERS,
+        num_warps=tile.warps, maxnreg=_WEIGHT_REGISTERS,
     )  # fmt: skip
 
 
@@ -97,14 +97,11 @@ def gate_up_backward(
     tile = BACKWARD_TILE
     hidden, columns, dtype = dout.shape[1], h.shape[1], dout.dtype
     block = (tile.depth, tile.columns) if transposed else (tile.columns, tile.depth)
-    products_described = _described(products, tile.rows, 64)
     device.gate_up_backward[grid(dout, tile, routing.max_tiles * partial.shape[0])](
-        dout, _described(weight.view(-1, weight.shape[2]), *block), products_described,
-        products_described if gradients is products else _described(gradients, tile.rows, 64),
-        _described(h, tile.rows, 64), gradients, h, partial,
+        dout, _described(weight.view(-1, weight.shape[2]), *block), products, gradients, h, partial,
         routing.tokens, routing.pairs, weights, routing.tiles, routing.max_tiles, hidden, columns,
         routing.num_pairs, dout.stride(0),
         tile.rows, tile.columns, tile.depth, tile.stages, tile.group, transposed, paired, form, activation,
         _layout((tile.rows, tile.depth), dtype), _layout((tile.rows, 64), dtype),
-        num_warps=tile.warps, maxnreg=_REGISTERS,
+        num_warps=tile.warps, maxnreg=_BACKWARD_REGISTERS,
     )  # fmt: skip
