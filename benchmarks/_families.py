@@ -44,6 +44,14 @@ def shape(hidden: int, inner: int, layers: int, heads: str, vocabulary: int, **m
 
 _GPT_OSS = shape(2880, 2880, 2, "64 8 64", 201_088, num_local_experts=32, num_experts_per_tok=4)
 
+_DEEPSEEK = shape(7168, 18432, 2, "128 128 192", 129_280) | {
+    **{"moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
+    **{"first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512},
+    **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+}
+# Its config derives the width of a head from those.
+del _DEEPSEEK["head_dim"]
+
 FAMILIES = {
     "Qwen3-30B-A3B": Family(
         "qwen3_moe",
@@ -57,29 +65,12 @@ FAMILIES = {
         "mixtral",
         shape(4096, 14336, 2, "32 8 128", 32_000) | {"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
-    "DeepSeek-V3 (64 experts)": Family(
-        "deepseek_v3",
-        # Its config derives the width of a head from those below.
-        {
-            name: value
-            for name, value in shape(7168, 18432, 2, "128 128 192", 129_280).items()
-            if name != "head_dim"
-        }
-        | {"moe_intermediate_size": 2048, "n_routed_experts": 64, "n_group": 8, "topk_group": 4}
-        | {"num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512}
-        | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-    ),
+    "DeepSeek-V3 (64 experts)": Family("deepseek_v3", _DEEPSEEK | {"n_routed_experts": 64}),
+    # What each of eight GPUs has of 256.
+    "DeepSeek-V3 (32 experts)": Family("deepseek_v3", _DEEPSEEK | {"n_routed_experts": 32}),
     "DeepSeek-V3.2 (64 experts)": Family(
         "deepseek_v32",
-        {
-            name: value
-            for name, value in shape(7168, 18432, 2, "128 128 192", 129_280).items()
-            if name != "head_dim"
-        }
-        | {"moe_intermediate_size": 2048, "n_routed_experts": 64, "n_group": 8, "topk_group": 4}
-        | {"num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512}
-        | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-        | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+        _DEEPSEEK | {"n_routed_experts": 64, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
         batch=1,
     ),
     # transformers' defaults are the shapes of DeepSeek-V4-Flash. Upstream stores the scores of all heads.

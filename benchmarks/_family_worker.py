@@ -40,6 +40,7 @@ class Worker:
         self.model: Any = None
         self.ids: Any = None
         self.runs: dict[str, Callable[..., Any]] = {}
+        self.precision = "none"
 
     def build(self, family: list[Any], side: str) -> dict[str, Any]:
         """Make the model, if no other side did, and run the first step."""
@@ -146,7 +147,7 @@ class Worker:
         """Free everything of this family."""
         import torch
 
-        self.model = self.ids = None
+        self.model, self.ids, self.precision = None, None, "none"
         self.runs.clear()
         torch.compiler.reset()
         self._clear()
@@ -176,7 +177,19 @@ class Worker:
         norm = torch.stack([p.grad.float().norm() for p in self.model.parameters() if p.grad is not None])
         return {"gradient_norm": norm.norm().item()}
 
+    def _multiply_as(self, side: str) -> None:
+        """Bind the model to the format of the side; two models would leave less room for layers."""
+        from veomni_hook.settings import FORMATS
+
+        precision = next((name for name in FORMATS if side.endswith(name)), "none")
+        if precision != self.precision:
+            from veomni_hook import bind
+
+            bind(self.model, precision=precision)
+            self.precision = precision
+
     def _step(self, side: str) -> Any:
+        self._multiply_as(side)
         loss = self.runs[side](input_ids=self.ids, labels=self.ids, use_cache=False).loss
         loss.backward()
         return loss.detach()

@@ -37,9 +37,8 @@ PROCESSES = {
     "upstream": ("eager", "floor", "compile", "compile+graphs"),
     "masks": ("compile+masks",),
     "liger": ("liger",),
-    "hook": ("ours", "ours+compile", "ours+graphs"),
+    "hook": ("ours", "ours+compile", "ours+graphs", *(f"ours+{name}" for name in FORMATS)),
     "layers": ("ours+layers+graphs",),
-    **{name: (f"ours+{name}",) for name in FORMATS},
 }
 #: Those measured by default. Graphs (torch.compile's mode "reduce-overhead", of all or of each layer) help
 #: steps that the host bounds, ``precision=float8`` (on Blackwell ``mxfp8``) those whose products are large.
@@ -47,7 +46,7 @@ SIDES = tuple(
     side for sides in PROCESSES.values() for side in sides if not side.endswith(("graphs", *FORMATS))
 )
 #: The processes with our kernels, and what others than these and upstream's run with.
-OURS = ("hook", "layers", *FORMATS)
+OURS = ("hook", "layers")
 KERNELS = {"masks": ",".join(f"{op}=eager" for op in registry.names())}
 ROUNDS, STEPS = 3, 4
 TARGET = "families_gpu-cuda.json"
@@ -215,7 +214,6 @@ def main() -> None:
         name: Process(
             options.kernels if name in OURS else KERNELS.get(name, "none"),
             options.device,
-            settings={"VEOMNI_PRECISION": name} if name in FORMATS else {},
         )
         for name, own in PROCESSES.items()
         if set(own) & set(sides)

@@ -158,15 +158,15 @@ def columns_of(x, routing, factors=None, rows=None, dtype=FLOAT8):
     return Cast(q.to(dtype), scale)
 
 
-def gates_by_definition(grad, x, *operands, spend, keep, **options):
+def gates_by_definition(grad, x, *operands, **options):
     """What `gate_gradients` returns, from gradients that are not cast."""
     routing, needed = operands[2], operands[6]
-    *_, sums, dz, weighted = gate_gradients(grad, x, *operands, spend=spend, keep=True, **options)
+    *_, sums, dz, weighted = gate_gradients(grad, x, *operands, **options)
     return (
         Cast(*quantised(dz)) if needed.hidden_states else None,
         columns_of(dz, routing, x.scale) if needed.up else None,
         columns_of(weighted, routing, grad.scale) if needed.down else None,
-        sums, *((dz, weighted) if keep else (None, None)),
+        sums, dz, weighted,
     )  # fmt: skip
 
 
@@ -329,10 +329,9 @@ def test_casts_of_gates(routing, monkeypatch, form, wanted):
     to_x, to_up, to_down = wanted
     needed = Needed(to_x, True, to_up, False, to_down, False)
     operands = grad, x, None, products, routing, weights, form, None, needed
-    as_rows, *as_columns, sums, dz, weighted = gate_gradients(*operands, spend=False, keep=False)
-    expected = gates_by_definition(*operands, spend=False, keep=True)
+    as_rows, *as_columns, sums, _, _ = gate_gradients(*operands, spend=False)
+    expected = gates_by_definition(*operands, spend=False)
     assert [cast is not None for cast in (as_rows, *as_columns)] == [*wanted]
-    assert dz is None and weighted is None
     with_expert = int(routing.offsets[EXPERTS])
     parts = (products[:, 0::2], products[:, 1::2]) if form.interleaved else products.chunk(parts, 1)
     h = parts[0].relu() * (1 if form.alone else parts[1])

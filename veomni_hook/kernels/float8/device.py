@@ -19,6 +19,12 @@ def magnitude(x):
 
 
 @triton.jit
+def larger(most, x):
+    """The larger of two sizes, or NaN: one instruction, where `magnitude` and a maximum are two."""
+    return tl.maximum(most, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def scale_of(largest):
     """s and 1 / s for the `magnitude` of the largest element, which counts as 2^-100 where it is less."""
     infinite = 0x7F800000
@@ -77,6 +83,7 @@ def largest_of_columns(
     ROWS: tl.constexpr,  # of a block
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,  # per program, one below the other
+    STAGES: tl.constexpr,  # blocks that are on their way
     FACTORS: tl.constexpr,
 ):
     """Grid: (cdiv(rows, ROWS * BLOCKS), cdiv(columns, COLUMNS), matrices)."""
@@ -85,16 +92,17 @@ def largest_of_columns(
     largest += matrix * columns
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(0) * ROWS * BLOCKS + tl.arange(0, ROWS)
-    found = tl.zeros([ROWS, COLUMNS], tl.int32)
-    for block in range(BLOCKS):
+    most = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for block in tl.range(BLOCKS, num_stages=STAGES):
         row = (first + block * ROWS).to(tl.int64)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         values = tl.load(x + row[:, None] * stride_x + column[None, :], mask=inside, other=0.0)
+        values = values.to(tl.float32)
         if FACTORS:
-            factor = tl.load(factors + row, mask=row < rows, other=0.0)
-            values = tl.where(inside, values.to(tl.float32) * factor[:, None], 0.0)
-        found = tl.maximum(found, magnitude(values))
-    tl.atomic_max(largest + column, tl.max(found, axis=0), mask=column < columns, sem="relaxed")
+            values *= tl.load(factors + row, mask=row < rows, other=0.0)[:, None]
+        most = larger(most, values)
+    most = tl.max(magnitude(most), axis=0)
+    tl.atomic_max(largest + column, most, mask=column < columns, sem="relaxed")
 
 
 @triton.jit

@@ -25,8 +25,8 @@ If experts are few and wide (`triton_tiles.worth_ordering`), rows are first copi
 of being gathered by each product: rows of x in the forward, rows of grad and then of x in the backward, one
 copy at a time.
 
-With ``Form.float8``, operands are cast first, and `triton_float8` computes gradients. Those of g and u exist
-in float8 alone, unless a bias or an adapter wants them; the memory of g and u serves for copies then.
+With ``Form.float8``, operands are cast first, and `triton_float8` computes gradients. The memory of g and u
+serves for their gradients, and for copies once these are cast, unless a bias or an adapter wants them.
 
 With low-rank adapters (`adapted`), ``low = s x[token] A_e`` is made first, and the kernel of the product adds
 ``low B_e``. Kept besides: both lows, [rows, RANK]. A frozen weight has no gradient.
@@ -224,12 +224,15 @@ def _backward(
     of_x: Any = rows
     dz: Any
     weighted: Any
+    room: Tensor | None = None
     if form.float8 and not form.mx:
         of_grad, of_x = cast_rows(grad), cast_rows(rows)
         of_dz, columns_of_dz, of_h, sums, dz, weighted = triton_float8.gate_gradients(
-            of_grad, of_x, down, products, routing, weights, expert, form, needed, spend=spend,
-            keep=needed.up_bias or bool(of_up or of_down), low=down_back,
+            of_grad, of_x, down, products, routing, weights, expert, form, needed, spend=spend, low=down_back,
         )  # fmt: skip
+        if not (needed.up_bias or of_up or of_down):
+            # Their casts do, and copies may use the memory of gate and up.
+            room, dz, weighted = products if spend else None, None, None
     else:
         dout, matrix, turned, scales = operands_of(grad_rows, down, form, transposed=not expert.transposed)
         dz, weighted, sums = triton_products.gate_up_backward(
@@ -238,8 +241,6 @@ def _backward(
         )  # fmt: skip
         del dout, matrix, scales
         of_dz, columns_of_dz, of_h = dz, dz, weighted
-    # Copies may use the memory of gate and up, unless their gradients are there.
-    room = products if form.float8 and spend and dz is None else None
     del products
     to_weights = to_down = to_down_bias = to_x = to_up = to_up_bias = None
     if needed.top_k_weights:
