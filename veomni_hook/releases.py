@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["SUPPORTED", "TESTED", "installed", "newer_than_tested", "span"]
+__all__ = ["SUPPORTED", "TESTED", "installed", "minor", "newer_than_tested", "span"]
 
 #: The supported releases of transformers: from the first, below the second.
 SUPPORTED = ((5, 2), (6, 0))
@@ -35,14 +35,15 @@ def newer_than_tested(versions: Mapping[str, str]) -> str:
     return "; ".join(
         f"{name} {versions[name]} is newer than what was tested, {span(name)}"
         for name, tested in TESTED.items()
-        if name in versions and _minor(versions[name]) > _minor(tested[-1])
+        if name in versions and minor(versions[name]) > minor(tested[-1])
     )
 
 
 def span(name: str) -> str:
     """Return the first and the last tested release of a distribution, as ``5.2 to 5.24``, or the only one."""
-    return " to ".join(dict.fromkeys(".".join(map(str, _minor(TESTED[name][at]))) for at in (0, -1)))
+    return " to ".join(dict.fromkeys(".".join(map(str, minor(TESTED[name][at]))) for at in (0, -1)))
 
 
-def _minor(version: str) -> tuple[int, ...]:
+def minor(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, which may be a release candidate."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))

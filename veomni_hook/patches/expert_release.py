@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from veomni_hook.releases import minor
+
 __all__ = ["DISPATCHES", "LEAST", "NAME", "dispatches", "divides_experts", "installed"]
 
 #: This package's dispatch in ``DistributedConfig(ep_implementation=…)``.
@@ -23,13 +25,9 @@ def installed() -> str:
 
 def divides_experts() -> bool:
     """Whether experts can be divided in the installed release."""
-    return _numbers(installed()) >= _numbers(LEAST)
+    return minor(installed()) >= minor(LEAST)
 
 
 def dispatches() -> bool:
     """Whether the installed release divides experts itself and lets this package dispatch tokens."""
-    return _numbers(installed()) >= _numbers(DISPATCHES)
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split(".")[:2])
+    return minor(installed()) >= minor(DISPATCHES)

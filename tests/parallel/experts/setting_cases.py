@@ -98,7 +98,7 @@ def replicated(folder: Path) -> dict[str, Any]:
 
 SITUATIONS: dict[str, Any] = {
     "three ranks": lambda: models.told("ep=3"),
-    "an old release": lambda: mock.patch.object(expert_release, "installed", return_value="5.8.1"),
+    "an old release": lambda: mock.patch.object(expert_release, "installed", return_value="5.8rc1"),
     "offload": lambda: mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {"several devices": {"device_map": "auto"}}

@@ -57,7 +57,7 @@ def test_a_script_may_replicate_divided_models(crew):
         ("no experts", "Qwen3ForCausalLM: it has no experts"),
         ("identity experts", "LongcatFlashExperts: experts without weights are numbered after those with"),
         ("three ranks", "ep=3 does not divide the 2 processes of this job"),
-        ("an old release", "ep=2 needs transformers 5.9 or newer; this is 5.8.1"),
+        ("an old release", "ep=2 needs transformers 5.9 or newer; this is 5.8rc1"),
         ("offload", "does not support CPU offload"),
         ("Dbrx", "DbrxExperts: their "),
         ("JetMoe", "JetMoeParallelExperts: its projections are separate modules"),
