@@ -21,9 +21,9 @@ UNKNOWN = "the attention mask is not known, while tracing, to be causal or a cau
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch):
     torch._dynamo.reset()
-    # Dynamo guards on a decorated function by its name in the module.
-    name = "find_packed_sequence_indices"
-    monkeypatch.setattr(masking_utils, name, getattr(MASKS, name))
+    # Dynamo guards on a decorated function, and on what a table has, by the name in the module.
+    for name in ("find_packed_sequence_indices", "ALL_MASK_ATTENTION_FUNCTIONS"):
+        monkeypatch.setattr(masking_utils, name, getattr(MASKS, name))
     with on_a_cpu():
         yield
 
