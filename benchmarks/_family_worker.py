@@ -41,6 +41,7 @@ class Worker:
         self.ids: Any = None
         self.runs: dict[str, Callable[..., Any]] = {}
         self.precision = "none"
+        self.products: Any = None
 
     def build(self, family: list[Any], side: str) -> dict[str, Any]:
         """Make the model, if no other side did, and run the first step."""
@@ -50,7 +51,7 @@ class Worker:
             self._make(Family(*family), liger=side == "liger")
         self.runs[side], compiled = self.model, side in MODES
         if side == "floor":
-            return {}
+            return self._keep_products()
         if "layers" in side:
             for layer in self.model.model.layers:
                 layer.compile(mode=MODES[side])
@@ -71,13 +72,10 @@ class Worker:
     def steps(self, side: str, number: int) -> dict[str, Any]:
         """Return the milliseconds of ``number`` steps, the peak above the model, and new compiled graphs.
 
-        Each step is waited for; then as many follow one another without waiting, as in a training loop. Of
-        the side ``floor``, there is only the sum of what its products and its attention take.
+        Each step is waited for; then as many follow one another without waiting, as in a training loop.
         """
         import torch
 
-        if side == "floor":
-            return {"ms": [self._floor() for _ in range(number)]}
         before, times, peak = _counted()["graphs"], [], 0.0
         for turn in range(WARM + number):
             self.model.zero_grad(set_to_none=True)
@@ -147,7 +145,8 @@ class Worker:
         """Free everything of this family."""
         import torch
 
-        self.model, self.ids, self.precision = None, None, "none"
+        self.model = self.ids = self.products = None
+        self.precision = "none"
         self.runs.clear()
         torch.compiler.reset()
         self._clear()
@@ -189,18 +188,21 @@ class Worker:
             self.precision = precision
 
     def _step(self, side: str) -> Any:
+        if side == "floor":
+            return self.products.again()
         self._multiply_as(side)
         loss = self.runs[side](input_ids=self.ids, labels=self.ids, use_cache=False).loss
         loss.backward()
         return loss.detach()
 
-    def _floor(self) -> float:
+    def _keep_products(self) -> dict[str, Any]:
+        """Run a step for the products and the attention that the side ``floor`` has."""
         from benchmarks._floor import Products
 
-        with Products() as products:
-            self._step("floor")
+        with Products() as self.products:
+            self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss.backward()
         self._clear()
-        return products.ms
+        return {}
 
     def _synchronize(self) -> None:
         import torch

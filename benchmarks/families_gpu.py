@@ -8,8 +8,8 @@ while times are taken. (First steps, which compile, run at once in all processes
 that are waited for, and of four that follow one another as in a training loop. Memory is the peak above the
 model. "compile+masks" is upstream's code, compiled, with this package's patch of masks alone: without it,
 transformers builds a causal mask while it is compiled. The floor is the time of the matrix products and the
-attention that upstream's step has, each by itself. Results of families that are not measured stay in the
-file, with the date of their run.
+attention that upstream's step has, one behind the other. Results of families that are not measured stay in
+the file, with the date of their run.
 """
 
 from __future__ import annotations
@@ -141,13 +141,9 @@ def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
     if failed:
         return failed[0]
     times = [value for answer in answers for value in answer["ms"]]
-    facts = {
+    return {
         "step_ms": round(statistics.median(times), 2),
         "range_ms": [round(min(times), 2), round(max(times), 2)],
-    }
-    if "extra_gib" not in answers[0]:  # the floor
-        return facts
-    return facts | {
         "in_a_row_ms": round(statistics.median(answer["in_a_row_ms"] for answer in answers), 2),
         "extra_gib": round(max(answer["extra_gib"] for answer in answers), 2),
         "recompilations": sum(answer["recompilations"] for answer in answers),
@@ -163,11 +159,9 @@ def described(one: dict[str, Any]) -> str:
     """Return a side's results in words."""
     if "error" in one:
         return str(one["error"])
-    words = [f"{one['step_ms']:8.1f} ms"]
-    if "extra_gib" in one:
-        words.append(
-            f"in a row {one['in_a_row_ms']:6.1f}, {one['extra_gib']:6.1f} GiB, loss {one['loss']:.4f}"
-        )
+    words = [f"{one['step_ms']:8.1f} ms, in a row {one['in_a_row_ms']:6.1f}, {one['extra_gib']:6.1f} GiB"]
+    if "loss" in one:
+        words.append(f"loss {one['loss']:.4f}")
     if "graph_breaks" in one:
         words.append(
             f"first step {one['first_step_s']:.0f} s, {one['graph_breaks']} graph breaks,"

@@ -30,8 +30,8 @@ def test_sides_train_the_same_model_and_a_side_that_cannot_run_says_why(monkeypa
     assert 0 < facts["floor"]["step_ms"] < facts["eager"]["range_ms"][1]
     assert "absent" in again["eager"]["error"]
     assert "loss" in families_gpu.line("small", facts) and "absent" in families_gpu.line("small", again)
-    if "error" in facts["liger"]:  # not installed
-        assert "liger" in facts["liger"]["error"]
+    # It need not be installed, and its kernels are for GPUs.
+    assert facts["liger"].get("error") or facts["liger"]["step_ms"] > 0
 
 
 def test_the_floor_has_the_products_and_the_attention_of_both_passes():
@@ -43,7 +43,10 @@ def test_the_floor_has_the_products_and_the_attention_of_both_passes():
     with Products() as products:
         y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
         (torch.nn.functional.silu(y) @ weight).sum().backward()
-    assert products.calls == 2 + 3 and products.ms > 0
+    assert len(products.calls) == 2 + 3
+    with Products() as again:
+        products.again()
+    assert [call[0] for call in again.calls] == [call[0] for call in products.calls]
 
 
 def test_families_are_chosen_by_the_beginning_of_their_names():
