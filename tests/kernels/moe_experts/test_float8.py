@@ -343,3 +343,23 @@ def test_casts_of_gates(routing, monkeypatch, form, wanted):
     for one, other in zip(as_columns, expected[1:3], strict=True):
         if one is not None:
             assert_same(one, other, routing)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_gradient_that_is_not_finite_makes_its_row_and_columns_nan(routing, monkeypatch, value):
+    rows, columns = routing.num_rows, 40
+    expert = 1
+    row = int(routing.offsets[expert])
+    dh, products = torch.ones(rows, columns, device=DEVICE), torch.ones(rows, 2 * columns, device=DEVICE)
+    dh[row, 3] = value
+    ones = Cast(dh, torch.ones(routing.num_tokens, 1, device=DEVICE))
+    weights = torch.ones(routing.num_tokens, TOP_K, device=DEVICE)
+    monkeypatch.setattr(triton_products, "rows_product", lambda *_, **__: dh)
+    monkeypatch.setattr(triton_float8, "operands_of", lambda *_, **__: (None,) * 4)
+    needed = Needed(True, True, True, False, True, False)
+    of_rows, of_columns, of_h, *_ = gate_gradients(
+        ones, ones, None, products, routing, weights, GATED, None, needed, spend=True
+    )
+    assert of_rows.scale.isnan().nonzero()[:, 0].tolist() == [row]
+    assert of_columns.scale.isnan().nonzero().tolist() == [[expert, 3], [expert, columns + 3]]
+    assert not of_h.scale.isnan().any()
