@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from types import CodeType, ModuleType
+
+from packaging.version import Version
+
+#: Whether models count positions in the words of which an idiom knows; older releases have others.
+POSITIONS_ARE_COUNTED = Version(version("transformers")) >= Version("5.9")
 
 
 def exec_module(module: ModuleType, code: CodeType) -> None:

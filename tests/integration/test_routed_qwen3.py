@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.importing import POSITIONS_ARE_COUNTED
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import NAME, UPSTREAM, batch, load, pair, tiny_config
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
@@ -37,7 +38,7 @@ ROUTES = {
     ("rotary/half_split", "Qwen3Attention.forward"),
     ("qk_norm_rotary/cast_before_weight_half_split", "Qwen3Attention.forward"),
     ("linear_cross_entropy/next_token", "Qwen3ForCausalLM.forward"),
-    ("host_metadata/positions_counted", "Qwen3Model.forward"),
+    *[("host_metadata/positions_counted", "Qwen3Model.forward")] * POSITIONS_ARE_COUNTED,
 }
 
 
