@@ -103,7 +103,7 @@ def test_layers_of_two_kinds_run(facts: Any) -> None:
         ("empty", ("its config cannot be read", "empty", "config.json")),
         ("odd", ("its config cannot be read", "of_nobody")),
         ("no text", ("no language model for ViTConfig",)),
-        ("two texts", ("MusicgenMelodyConfig", "name the folder of a model")),
+        ("two texts", ("name the folder of a model",)),
         ("impossible", ("makes no model of this config: TypeError", "LlamaConfig")),
         ("memory", ("too little memory", "1 of 3 layers", "32 tokens", "--tokens 1024")),
     ],
