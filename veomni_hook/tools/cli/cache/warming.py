@@ -57,7 +57,7 @@ def config_of(name: str) -> Any:
         try:
             return AutoConfig.for_model(name)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
+            told = " ".join(f"{type(error).__name__}: {error}".split())  # it may be of several lines
             raise UsageError(
                 f"transformers makes no config of this type alone: {told}", where=name, fix=_NAME_A_FOLDER
             ) from error
