@@ -231,7 +231,7 @@ def _backward(
             of_grad, of_x, down, products, routing, weights, expert, form, needed, spend=spend, low=down_back,
         )  # fmt: skip
         if not (needed.up_bias or of_up or of_down):
-            # Their casts do, and copies may use the memory of gate and up.
+            # Nothing but their casts is wanted, and copies may use the memory of gate and up.
             room, dz, weighted = products if spend else None, None, None
     else:
         dout, matrix, turned, scales = operands_of(grad_rows, down, form, transposed=not expert.transposed)
