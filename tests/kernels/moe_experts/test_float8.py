@@ -158,16 +158,19 @@ def columns_of(x, routing, factors=None, rows=None, dtype=FLOAT8):
     return Cast(q.to(dtype), scale)
 
 
-def gates_by_definition(grad, x, *operands, **options):
+def gates_by_definition(grad, x, *operands, keep=True, **options):
     """What `gate_gradients` returns, from gradients that are not cast."""
     routing, needed = operands[2], operands[6]
     *_, sums, dz, weighted = gate_gradients(grad, x, *operands, **options)
-    return (
+    results = (
         Cast(*quantised(dz)) if needed.hidden_states else None,
         columns_of(dz, routing, x.scale) if needed.up else None,
         columns_of(weighted, routing, grad.scale) if needed.down else None,
         sums, dz, weighted,
     )  # fmt: skip
+    if not keep and options["spend"]:
+        operands[1].untyped_storage().resize_(0)
+    return results if keep else (*results[:4], None, None)
 
 
 #: By dtype of products, how far apart results may be: rounded first, a number can become another of float8.
@@ -209,17 +212,21 @@ def test_triton(name, dtype, mx):
 
 
 @pytest.mark.usefixtures("casts")
-def test_rows_wider_than_gate_and_up_and_a_second_backward():
-    """The gradient of x is computed for some columns at a time, in the memory of gate and up, which is spent."""
+@pytest.mark.parametrize("name", ["gated", "gated_transposed"])
+def test_rows_wider_than_gate_and_up_and_a_second_backward(monkeypatch, name):
+    """Some columns of x at a time, after gate and up, spent, have given back their memory."""
+    monkeypatch.setattr(triton_float8, "_TILE", 16)
     (dtype, most), *_ = MOST.items()
-    case, leaves = operands("gated", dtype, DEVICE, sizes={12: 128, 10: 16, 20: 32})
-    result = triton.in_float8("gated")(*leaves, *case.rest)
+    case, leaves = operands(name, dtype, DEVICE, sizes={12: 112, 10: 16, 20: 32})
+    result = triton.in_float8(name)(*leaves, *case.rest)
     floats = [leaf for leaf in leaves if leaf.requires_grad]
     grad = torch.randn_like(result)
     first, again = (torch.autograd.grad(result, floats, grad, retain_graph=True) for _ in range(2))
     expected = torch.autograd.grad(formula(case, *leaves), floats, grad)
     assert_near(first, expected, most)
     assert_near(again, expected, most)
+    saved = [tensor for tensor in result.grad_fn.saved_tensors if tensor is not None]
+    assert [tensor.shape[1] for tensor in saved if not tensor.untyped_storage().size()] == [32]
 
 
 @pytest.mark.usefixtures("casts")
@@ -357,9 +364,10 @@ def test_a_gradient_that_is_not_finite_makes_its_row_and_columns_nan(routing, mo
     monkeypatch.setattr(triton_products, "rows_product", lambda *_, **__: dh)
     monkeypatch.setattr(triton_float8, "operands_of", lambda *_, **__: (None,) * 4)
     needed = Needed(True, True, True, False, True, False)
-    of_rows, of_columns, of_h, *_ = gate_gradients(
-        ones, ones, None, products, routing, weights, GATED, None, needed, spend=True
+    of_rows, of_columns, of_h, *_, dz, weighted = gate_gradients(
+        ones, ones, None, products, routing, weights, GATED, None, needed, spend=True, keep=False
     )
+    assert dz is weighted is None and products.untyped_storage().size() == 0
     assert of_rows.scale.isnan().nonzero()[:, 0].tolist() == [row]
     assert of_columns.scale.isnan().nonzero().tolist() == [[expert, 3], [expert, columns + 3]]
     assert not of_h.scale.isnan().any()

@@ -91,8 +91,9 @@ def _overwrite(
         tl.store(row_logits + last, tl.where(last < VOCAB, d, 0.0).to(dtype), mask=last < PADDED)
     for number in tl.range(0, FULL, num_stages=STAGES):
         block = row_logits + (FULL - 1 - number) * BLOCK + column
-        d = _slope(tl.load(block), lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
-        tl.store(block, d.to(dtype))
+        raw = tl.load(block, eviction_policy="evict_first")
+        d = _slope(raw, lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
+        tl.store(block, d.to(dtype), eviction_policy="evict_first")
     tl.debug_barrier()
     # One column, and not a comparison for every column.
     d = _slope(raw_label, lse2, of_probability, of_product, of_all + of_label, factor, cap, CAPPED, PRODUCT)
@@ -167,7 +168,8 @@ def _summary(
     best = tl.zeros([LANES], tl.int32)  # the first column with top
     column = _columns(LANES, GROUP)
     for number in tl.range(0, FULL, num_stages=STAGES):
-        z2 = _transformed(tl.load(row_logits + number * BLOCK + column), factor, cap, CAPPED)
+        raw = tl.load(row_logits + number * BLOCK + column, eviction_policy="evict_last")
+        z2 = _transformed(raw, factor, cap, CAPPED)
         top, sum_exp, moment, sum_z, best = _summed(
             z2,
             number * BLOCK,

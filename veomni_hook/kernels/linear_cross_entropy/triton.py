@@ -65,8 +65,9 @@ _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 CHUNK_ROWS, LEAST_ROWS, CHUNK_BYTES = 1024, 2048, 1 << 28
 #: Rows in a tile of the matrix products.
 TILE = 128
-# Elements of a row that a program holds at once, and its warps.
-BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
+# Elements of a row that a program holds at once, half of them if a row has fewer than six times as many, and
+# its warps. On an H200, 8,192 rows of 32,000 take 281 us so and not 447, of 49,152 456 and not 538.
+BLOCK, BLOCKS, ELEMENTS_A_WARP, STAGES = 16384, 6, 512, 1
 # Bytes that a thread loads at once.
 _LOAD = 16
 _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
@@ -111,7 +112,7 @@ class _Walk(NamedTuple):
     @classmethod
     def of(cls, weight: Tensor, softcap: float | None) -> _Walk:
         vocab = weight.shape[0]
-        block = min(BLOCK, max(128, power(vocab)))
+        block = min(BLOCK if vocab >= BLOCKS * BLOCK else BLOCK // 2, max(128, power(vocab)))
         warps = max(4, min(32, block // ELEMENTS_A_WARP))
         group = _LOAD // weight.element_size()
         cap = 1.0 if softcap is None else softcap

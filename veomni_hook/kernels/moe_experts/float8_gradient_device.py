@@ -91,9 +91,9 @@ def weight_gradient(
     left,  # [P, W], float8: a pointer or a descriptor
     right,  # [Q, W], float8: likewise
     left_scale, right_scale,  # None and [E, Q], or [E, P] and None, float32; or MX [P, W / 32], [Q, W / 32]
-    out,  # [E, P, Q], the weight's dtype: written
+    out,  # [E, P, Q], the weight's dtype, neighbours along Q: written
     experts,  # [4 E], int32: expert, first row, end and first tile of each, those with most rows first
-    max_tiles, num_experts, p_columns, q_columns,
+    max_tiles, num_experts, p_columns, q_columns, stride_e, stride_p,
     BM: tl.constexpr, BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     STAGES: tl.constexpr, DESCRIBED: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
@@ -131,6 +131,7 @@ def weight_gradient(
         elif left_scale is None:
             place = expert.to(tl.int64) * q_columns + column
             acc *= tl.load(right_scale + place, mask=column < q_columns, other=0.0)[None, :]
-        out_pointers = out + (expert.to(tl.int64) * p_columns + row[:, None]) * q_columns + column[None, :]
+        of_expert = out + expert.to(tl.int64) * stride_e
+        out_pointers = of_expert + row.to(tl.int64)[:, None] * stride_p + column[None, :]
         mask = (row < p_columns)[:, None] & (column < q_columns)[None, :]
         tl.store(out_pointers, acc.to(out.dtype.element_ty), mask=mask)

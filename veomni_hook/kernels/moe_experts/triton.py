@@ -26,7 +26,7 @@ of being gathered by each product: rows of x in the forward, rows of grad and th
 copy at a time.
 
 With ``Form.float8``, operands are cast first, and `triton_float8` computes gradients. The memory of g and u
-serves for their gradients, and for copies once these are cast, unless a bias or an adapter wants them.
+serves for their gradients, and is given back once these are cast, unless a bias or an adapter wants them.
 
 With low-rank adapters (`adapted`), ``low = s x[token] A_e`` is made first, and the kernel of the product adds
 ``low B_e``. Kept besides: both lows, [rows, RANK]. A frozen weight has no gradient.
@@ -216,7 +216,7 @@ def _backward(
     of_up, of_down = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
     spend = spend or kept[0] is None
     products, routing, up_low, down_low = _kept(operands, rows, kept, of_up, of_down, form)
-    ordered = _ordered(operands, form)
+    inner, ordered = down.shape[1 if expert.transposed else 2], _ordered(operands, form)
     grad_rows = triton_products.ordered(grad, routing) if ordered else grad
     down_back = low_of(of_down, grad_rows, routing, ordered=ordered, back=True)
     # What gradients are products of: tensors, or in float8 casts of them.
@@ -224,15 +224,12 @@ def _backward(
     of_x: Any = rows
     dz: Any
     weighted: Any
-    room: Tensor | None = None
     if form.float8 and not form.mx:
         of_grad, of_x = cast_rows(grad), cast_rows(rows)
         of_dz, columns_of_dz, of_h, sums, dz, weighted = triton_float8.gate_gradients(
-            of_grad, of_x, down, products, routing, weights, expert, form, needed, spend=spend, low=down_back,
+            of_grad, of_x, down, products, routing, weights, expert, form, needed, spend=spend,
+            keep=bool(needed.up_bias or of_up or of_down), low=down_back,
         )  # fmt: skip
-        if not (needed.up_bias or of_up or of_down):
-            # Nothing but their casts is wanted, and copies may use the memory of gate and up.
-            room, dz, weighted = products if spend else None, None, None
     else:
         dout, matrix, turned, scales = operands_of(grad_rows, down, form, transposed=not expert.transposed)
         dz, weighted, sums = triton_products.gate_up_backward(
@@ -246,7 +243,7 @@ def _backward(
     if needed.top_k_weights:
         to_weights = triton_sums.routing_gradient(sums, weights, routing, grad, down_bias)
     if needed.down:
-        to_down = _weight_gradient(of_h, of_grad, routing, form, down.dtype, (False, not ordered), room)
+        to_down = _weight_gradient(of_h, of_grad, routing, form, down.dtype, (False, not ordered))
     down_low = weighted_rows(down_low, routing, weights)
     to_down_factors = factor_gradients(
         weighted, grad_rows, down_low, down_back, of_down, routing, needed[8:], (False, not ordered)
@@ -257,13 +254,13 @@ def _backward(
         to_down_bias = triton_sums.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
     up_back = low_of(of_up, dz, routing, ordered=True, back=True)
     if needed.hidden_states:
-        to_x = _input_gradient(of_dz, up, routing, form, x.dtype, up_back, room)
+        to_x = _input_gradient(of_dz, up, routing, form, x.dtype, up_back)
         del of_dz
         note_ready(to_x, to_weights)
     if ordered and (needed.up or needed.up_into):
         of_x = rows = triton_products.ordered(rows, routing)
     if needed.up:
-        to_up = _weight_gradient(of_x, columns_of_dz, routing, form, up.dtype, (not ordered, False), room)
+        to_up = _weight_gradient(of_x, columns_of_dz, routing, form, up.dtype, (not ordered, False), inner)
     to_up_factors = factor_gradients(
         rows, dz, up_low, up_back, of_up, routing, needed[6:8], (not ordered, False)
     )
@@ -281,11 +278,10 @@ def _input_gradient(
     form: Form,
     dtype: torch.dtype,
     low: Low | None,
-    room: Tensor | None,
 ) -> Tensor:
     turned = not LAYOUTS[form.variant].transposed
     if form.float8 and not form.mx and turned and low is None:
-        return triton_float8.input_gradient(dz, up, routing, form, dtype, room)
+        return triton_float8.input_gradient(dz, up, routing, form, dtype)
     dz, up, turned, scales = operands_of(dz, up, form, transposed=turned)
     rows = triton_products.rows_product(
         dz, up, routing, transposed=turned, low=low, scales=scales, to_input=True
@@ -301,12 +297,12 @@ def _weight_gradient(
     form: Form,
     dtype: torch.dtype,
     gathered: tuple[bool, bool],
-    room: Tensor | None,
+    most: int | None = None,
 ) -> Tensor:
     """The gradient of stacked weights in their storage layout, from inputs and gradients of outputs."""
     gradient = triton_products.weight_gradient
     if form.float8:
-        gradient = partial(triton_float8.weight_gradient, room=room)
+        gradient = partial(triton_float8.weight_gradient, most=most)
     if LAYOUTS[form.variant].transposed:
         return gradient(inputs, outputs, routing, gathered=gathered, dtype=dtype)
     return gradient(outputs, inputs, routing, gathered=gathered[::-1], dtype=dtype)

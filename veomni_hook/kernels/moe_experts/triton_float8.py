@@ -9,7 +9,8 @@ its ``products`` on request.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +21,7 @@ from veomni_hook.kernels.moe_experts import float8_gradient_device as device
 from veomni_hook.kernels.moe_experts import triton_products, triton_sums
 from veomni_hook.kernels.moe_experts.forms import Form
 from veomni_hook.kernels.moe_experts.operators import Needed
-from veomni_hook.kernels.moe_experts.triton_products import Expert, Low, Scales, within
+from veomni_hook.kernels.moe_experts.triton_products import Expert, Low, Scales
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import (
     describable,
@@ -45,6 +46,8 @@ _GROUP, _WARPS = 8, 4
 _GATES, _SPAN, _ROWS, _STAGES = 128, 8, 8, 3
 #: Columns of a tile that is cast.
 _CAST = 64
+#: A multiple of all tiles' columns in products of parts.
+_TILE = 256
 
 
 class Cast(NamedTuple):
@@ -104,8 +107,9 @@ def gate_gradients(
     needed: Needed,
     *,
     spend: bool,
+    keep: bool = True,
     low: Low | None = None,
-) -> tuple[Cast | None, Cast | None, Cast | None, Tensor, Tensor, Tensor]:
+) -> tuple[Cast | None, Cast | None, Cast | None, Tensor, Tensor | None, Tensor | None]:
     """Compute the gradients of gate and up, and the routing weight times h, as the next products want them.
 
     Args:
@@ -119,88 +123,93 @@ def gate_gradients(
         form: likewise.
         needed: which gradients will be computed.
         spend: overwrite gate and up in ``products`` with their gradients.
+        keep: return the last two results; without, and with ``spend``, ``products`` gives its memory back
+            (whoever has saved the tensor finds it without data).
         low: added to the gradient of h.
 
     Returns:
         Those that are needed: the gradients, for the gradient of x; their columns times the scales of x, for
         the gradient of the first weight; the columns of the weighted h times the scales of ``grad``, for that
         of the second. Then the sums for `triton_sums.routing_gradient`, and the gradients [rows, W] and the
-        weighted h [rows, I].
+        weighted h [rows, I], or None.
     """
     dout, matrix, _, scales = operands_of(grad, down, form, transposed=not expert.transposed)
     dh = triton_products.rows_product(dout, matrix, routing, low=low, scales=scales, gathered=True)
     del matrix, scales
     (rows, width), columns, experts = products.shape, dh.shape[1], routing.num_experts
-    new, across = dh.new_empty, routing.max_tiles * routing.block
-
-    def reserved(wanted: bool, *shape: int) -> tuple[Tensor | None, Cast | None]:
-        """The largest numbers, and a `Cast` of columns; zeros: nothing is written of experts without rows."""
-        if not wanted:
-            return None, None
-        largest = torch.zeros(shape, dtype=torch.int32, device=dh.device)
-        return largest, Cast(new((shape[-1], across), dtype=FLOAT8), largest.float())
-
-    of_rows = as_rows = None
-    if needed.hidden_states:
-        of_rows = torch.zeros(rows, dtype=torch.int32, device=dh.device)
-        as_rows = Cast(new(rows, width, dtype=FLOAT8), new(rows, 1, dtype=torch.float32))
-    of_columns, as_columns = reserved(needed.up, experts, width)
-    of_h, h = reserved(needed.down, experts, columns)
     parts = cdiv(columns, _GATES)
-    sums = new(parts, routing.num_pairs, dtype=torch.float32)
+    sums = dh.new_empty(parts, routing.num_pairs, dtype=torch.float32)
     dz = products if spend else torch.empty_like(products)
-    results = as_rows, as_columns, h, sums, dz, dh
-    if not dh.numel() or not experts:
-        return results
-    step, lead = (2, 1) if expert.interleaved else (1, columns)
-    gate_device.gradients[(routing.max_tiles * parts,)](
-        dh, products, dz, weights.contiguous(), routing.tokens, routing.pairs, routing.tiles, routing.offsets,
-        x.scale, grad.scale, of_rows, of_columns, of_h, sums, routing.max_tiles, columns, routing.num_pairs,
-        width, step, lead, expert.limit, expert.alpha, routing.block, _GATES, _GROUP, expert.form,
-        expert.activation, _SPAN, _ROWS, _STAGES, num_warps=_WARPS,
+    of_rows, of_columns, of_h = (
+        torch.zeros(shape, dtype=torch.int32, device=dh.device) if wanted else None
+        for wanted, shape in (
+            (needed.hidden_states, (rows,)), (needed.up, (experts, width)), (needed.down, (experts, columns))
+        )
     )  # fmt: skip
-    _cast(dz, x, routing, of_rows, as_rows, of_columns, as_columns)
-    _cast(dh, grad, routing, None, None, of_h, h)
-    return results
+    step, lead = (2, 1) if expert.interleaved else (1, columns)
+    if dh.numel() and experts:
+        gate_device.gradients[(routing.max_tiles * parts,)](
+            dh, products, dz, weights.contiguous(), routing.tokens, routing.pairs, routing.tiles,
+            routing.offsets, x.scale, grad.scale, of_rows, of_columns, of_h, sums, routing.max_tiles, columns,
+            routing.num_pairs, width, step, lead, expert.limit, expert.alpha, routing.block, _GATES, _GROUP,
+            expert.form, expert.activation, _SPAN, _ROWS, _STAGES, num_warps=_WARPS,
+        )  # fmt: skip
+    _, h = _cast(dh, grad, routing, None, of_h)
+    weighted = dh if keep else None
+    del dh
+    as_rows, as_columns = _cast(dz, x, routing, of_rows, of_columns)
+    if keep:
+        return as_rows, as_columns, h, sums, dz, weighted
+    memory = products.untyped_storage()
+    if spend and memory.nbytes() == products.nbytes:  # it is not a part of somebody's, from a hook
+        memory.resize_(0)
+    return as_rows, as_columns, h, sums, None, None
 
 
 def _cast(
-    x: Tensor,
-    factor: Cast,
-    routing: Routing,
-    of_rows: Tensor | None,
-    as_rows: Cast | None,
-    of_columns: Tensor | None,
-    as_columns: Cast | None,
-) -> None:
-    """Write ``x`` [rows, columns] and its columns times the scales of ``factor``, those that are wanted."""
-    if as_rows is None and as_columns is None:
-        return
-    nothing, columns = (None, None), x.shape[1]
-    gate_device.cast[(routing.max_tiles * cdiv(columns, _CAST),)](
-        x, factor.scale, routing.tokens, routing.tiles, of_rows, of_columns, *(as_rows or nothing),
-        *(as_columns or nothing), routing.max_tiles, columns, routing.block, _CAST, _GROUP, num_warps=_WARPS,
-    )  # fmt: skip
+    x: Tensor, factor: Cast, routing: Routing, of_rows: Tensor | None, of_columns: Tensor | None
+) -> tuple[Cast | None, Cast | None]:
+    """Return ``x`` [rows, columns], and its columns times the scales of ``factor``, or None.
+
+    ``of_rows`` [rows] and ``of_columns`` [E, columns] are their largest numbers; None: that is not wanted.
+    """
+    (rows, columns), nothing, new = x.shape, (None, None), x.new_empty
+    as_rows = as_columns = None
+    if of_rows is not None:
+        as_rows = Cast(new(rows, columns, dtype=FLOAT8), new(rows, 1, dtype=torch.float32))
+    if of_columns is not None:
+        # Nothing is written of experts without rows.
+        values = new(columns, routing.max_tiles * routing.block, dtype=FLOAT8)
+        as_columns = Cast(values, torch.zeros_like(of_columns, dtype=torch.float32))
+    if x.numel() and routing.num_experts and (as_rows or as_columns):
+        gate_device.cast[(routing.max_tiles * cdiv(columns, _CAST),)](
+            x, factor.scale, routing.tokens, routing.tiles, of_rows, of_columns, *(as_rows or nothing),
+            *(as_columns or nothing), routing.max_tiles, columns, routing.block, _CAST, _GROUP,
+            num_warps=_WARPS,
+        )  # fmt: skip
+    return as_rows, as_columns
 
 
-def input_gradient(
-    dz: Cast, up: Tensor, routing: Routing, form: Form, dtype: torch.dtype, room: Tensor | None
-) -> Tensor:
+def input_gradient(dz: Cast, up: Tensor, routing: Routing, form: Form, dtype: torch.dtype) -> Tensor:
     """Return the gradient of x, [tokens, H], for ``up`` [E, W, H].
 
-    At a time, as many columns as have room beside a row of gate and up, `triton_products.within` ``room``.
+    At a time, as many columns as a row of gate and up has.
     """
     width, hidden = up.shape[1:]
     out = up.new_empty(routing.num_tokens, hidden, dtype=dtype)
-    columns = hidden
-    while columns > width and columns % 32 == 0:
-        columns //= 2
-    for first in range(0, hidden, columns):
-        part = slice(first, first + columns)
+    for part in _parts(hidden, width):
         values, turned, _, scales = operands_of(dz, up[..., part], form, transposed=True)
-        rows = triton_products.rows_product(values, turned, routing, scales=scales, to_input=True, room=room)
+        rows = triton_products.rows_product(values, turned, routing, scales=scales, to_input=True)
+        del values, turned, scales
         triton_sums.combine(rows, routing, out=out[:, part])
+        del rows
     return out
+
+
+def _parts(columns: int, most: int) -> Iterator[slice]:
+    """Equal parts of ``columns``, whole tiles but for the last, with at most ``most`` each, or one tile."""
+    width = cdiv(cdiv(columns, cdiv(columns, max(1, most))), _TILE) * _TILE
+    return (slice(first, min(first + width, columns)) for first in range(0, columns, width))
 
 
 def weight_gradient(
@@ -210,37 +219,45 @@ def weight_gradient(
     *,
     gathered: tuple[bool, bool],
     dtype: torch.dtype,
-    room: Tensor | None = None,
+    most: int | None = None,
 ) -> Tensor:
     """Return what `triton_products.weight_gradient` does, from products in float8.
 
-    The ``gathered`` factor has rows of tokens, whose scales are in the other one, from `gate_gradients`; in
-    MX both are tensors. ``room``: see `triton_products.within`.
+    The ``gathered`` factor has rows of tokens, whose scales are in the other one, from `gate_gradients`. Its
+    columns become rows, ``most`` at a time: each takes a byte for every row of experts. In MX both factors
+    are tensors.
     """
-    factors = tuple(zip((left, right), gathered, strict=True))
-    p, q = (
-        factor.shape[1] if isinstance(factor, Tensor) else factor.values.shape[1 if of_tokens else 0]
-        for factor, of_tokens in factors
-    )
-    x = left if isinstance(left, Tensor) else left.values
-    tile = float8_weight_tile(x)
-    out = torch.empty(routing.num_experts, p, q, dtype=dtype, device=x.device)
+    of_tokens = gathered.index(True)
+    tokens, other = (left, right) if of_tokens == 0 else (right, left)
+    x = tokens if isinstance(tokens, Tensor) else tokens.values
+    columns, rows = x.shape[1], other.shape[1] if isinstance(other, Tensor) else other.values.shape[0]
+    shape = (columns, rows) if of_tokens == 0 else (rows, columns)
+    out = torch.empty(routing.num_experts, *shape, dtype=dtype, device=x.device)
     if out.numel() == 0:
         return out
     if routing.num_rows == 0:
         return out.zero_()
-    operands: list[Any] = []
-    scales: list[Tensor | None] = []
-    for factor, of_tokens in factors:
-        scale: Tensor | None
-        if isinstance(factor, Tensor):
-            values, scale = _turned_to_mx(factor, routing, gathered=of_tokens)
-        elif of_tokens:
-            values, scale = _turned(factor.values, routing, room), None
+    as_rows = _turned_to_mx(other, routing, gathered=False) if isinstance(other, Tensor) else other
+    turned: tuple[Tensor, Tensor | None]
+    for part in _parts(columns, most or columns):
+        if isinstance(other, Tensor):
+            turned = _turned_to_mx(x[:, part], routing, gathered=True)
         else:
-            values, scale = factor
-        operands.append(values)
-        scales.append(scale)
+            turned = _turned(x[:, part], routing), None
+        if of_tokens == 0:
+            _multiply(turned, as_rows, out[:, part], routing)
+        else:
+            _multiply(as_rows, turned, out[..., part], routing)
+        del turned
+    return out
+
+
+def _multiply(
+    left: tuple[Tensor, Tensor | None], right: tuple[Tensor, Tensor | None], out: Tensor, routing: Routing
+) -> None:
+    """Write ``out`` [E, P, Q], any strides of E and P, from columns [P, bytes] and [Q, bytes] and scales."""
+    (p, q), operands = out.shape[1:], [left[0], right[0]]
+    tile = float8_weight_tile(left[0])
     blocks = (tile.rows, tile.columns)
     as_descriptors = all(describable(operand, tile) for operand in operands)
     if as_descriptors:
@@ -249,17 +266,16 @@ def weight_gradient(
         ]
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
     device.weight_gradient[grid(out, tile, tiles)](
-        *operands, *scales, out, routing.experts, routing.max_tiles, routing.num_experts, p, q,
-        routing.block, *blocks, tile.depth, tile.group, tile.stages,
-        as_descriptors, tile.flatten, num_warps=tile.warps,
+        *operands, left[1], right[1], out, routing.experts, routing.max_tiles,
+        routing.num_experts, p, q, *out.stride()[:2], routing.block, *blocks, tile.depth, tile.group,
+        tile.stages, as_descriptors, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
-    return out
 
 
-def _turned(x: Tensor, routing: Routing, room: Tensor | None = None) -> Tensor:
+def _turned(x: Tensor, routing: Routing) -> Tensor:
     """Return the rows of tokens ``x`` [tokens, columns], float8, as columns [columns, bytes]."""
     columns = x.shape[1]
-    q = within(room, x, (columns, routing.max_tiles * routing.block), FLOAT8)
+    q = x.new_empty(columns, routing.max_tiles * routing.block)
     device.turned[routing.max_tiles, cdiv(columns, _COLUMNS)](
         x.view(torch.uint8), routing.tokens, routing.tiles, q,
         routing.max_tiles, columns, x.stride(0), routing.block, _COLUMNS, num_warps=8,

@@ -36,7 +36,6 @@ __all__ = [
     "ordered",
     "rows_product",
     "weight_gradient",
-    "within",
 ]
 
 Tensor = torch.Tensor
@@ -152,17 +151,6 @@ def ordered(x: Tensor, routing: Routing) -> Tensor:
     return x.index_select(0, routing.tokens[: routing.num_rows])
 
 
-def within(room: Tensor | None, like: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor in the memory of ``room``, contiguous and no longer read, or new if that is too small.
-
-    ``like`` is on its device.
-    """
-    size = shape[0] * shape[1] * dtype.itemsize
-    if room is None or size > room.numel() * room.element_size():
-        return like.new_empty(shape, dtype=dtype)
-    return room.view(torch.uint8).view(-1)[:size].view(dtype).view(shape)
-
-
 def gate_up(
     x: Tensor,
     weight: Tensor,
@@ -219,7 +207,6 @@ def rows_product(
     scales: Scales | None = None,
     gathered: bool = False,
     to_input: bool = False,
-    room: Tensor | None = None,
 ) -> Tensor:
     """Return [rows, columns]: each row of ``x`` times its expert's matrix.
 
@@ -238,13 +225,12 @@ def rows_product(
         scales: of ``x`` and ``weight``, if they are cast.
         gathered: see ``x``.
         to_input: the result is for the gradient of x, which has another configuration in float8.
-        room: see `within`.
     """
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
     tile = triton_tiles.product_tile("input_gradient" if to_input else "down", routing.block, x)
     dtype = x.dtype if scales is None else scales.dtype
-    y = within(room, x, (routing.num_rows, columns), dtype)
+    y = torch.empty(routing.num_rows, columns, dtype=dtype, device=x.device)
     if y.numel() == 0 or routing.num_experts == 0:
         return y
     w_descriptor = _described_weight(weight, transposed, 0, tile)
