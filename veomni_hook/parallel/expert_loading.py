@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from veomni_hook import releases
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_adapters import keep_equal
@@ -90,7 +91,7 @@ def divided(
     if not expert_release.divides_experts():
         least = expert_release.LEAST
         raise ParallelError(
-            f"ep={size} needs transformers {least} or newer; this is {expert_release.installed()}",
+            f"ep={size} needs transformers {least} or newer; this is {releases.installed('transformers')}",
             where=process.SETTING,
             fix=f"pip install 'transformers>={least}', or remove ep",
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from veomni_hook.releases import minor
+from veomni_hook import releases
 
-__all__ = ["DISPATCHES", "LEAST", "NAME", "dispatches", "divides_experts", "installed"]
+__all__ = ["DISPATCHES", "LEAST", "NAME", "dispatches", "divides_experts"]
 
 #: This package's dispatch in ``DistributedConfig(ep_implementation=…)``.
 NAME = "veomni"
@@ -15,19 +15,15 @@ LEAST = "5.9"
 DISPATCHES = "5.23"
 
 
-def installed() -> str:
-    """Return the installed release of transformers."""
-    # Here: the finder loads this module, and most processes never ask.
-    from importlib import metadata
-
-    return metadata.version("transformers")
-
-
 def divides_experts() -> bool:
     """Whether experts can be divided in the installed release."""
-    return minor(installed()) >= minor(LEAST)
+    return _installed() >= releases.minor(LEAST)
 
 
 def dispatches() -> bool:
     """Whether the installed release divides experts itself and lets this package dispatch tokens."""
-    return minor(installed()) >= minor(DISPATCHES)
+    return _installed() >= releases.minor(DISPATCHES)
+
+
+def _installed() -> tuple[int, ...]:
+    return releases.minor(releases.installed("transformers") or "")

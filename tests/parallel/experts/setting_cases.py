@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.parallel import small
 from tests.parallel.experts import models
 from tests.processes import outputs, started
+from veomni_hook import releases
 from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.parallel import data_shard, expert_checkpoints, expert_loading
 from veomni_hook.parallel.gradient_norm import by_mesh
@@ -98,7 +99,7 @@ def replicated(folder: Path) -> dict[str, Any]:
 
 SITUATIONS: dict[str, Any] = {
     "three ranks": lambda: models.told("ep=3"),
-    "an old release": lambda: mock.patch.object(expert_release, "installed", return_value="5.8rc1"),
+    "an old release": lambda: mock.patch.object(releases, "installed", return_value="5.8rc1"),
     "offload": lambda: mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {"several devices": {"device_map": "auto"}}
