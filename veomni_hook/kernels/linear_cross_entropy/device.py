@@ -245,7 +245,7 @@ def loss(
     rows. Grid: (rows,).
     """
     row = tl.program_id(0).to(tl.int64)
-    row_logits = logits + row * stride_logits_row
+    row_logits = logits + tl.multiple_of(row * stride_logits_row, GROUP)
     label = tl.load(target + row)
     if label == ignore_index:
         tl.store(losses + row, 0.0)
@@ -294,7 +294,7 @@ def statistics(
     Grid: (rows,).
     """
     row = tl.program_id(0).to(tl.int64)
-    row_logits = logits + row * stride_logits_row
+    row_logits = logits + tl.multiple_of(row * stride_logits_row, GROUP)
     label = tl.load(target + row)
     if label == ignore_index:
         tl.store(lses + row, 0.0)
@@ -329,7 +329,7 @@ def gradient(
     The caller writes the columns of other tokens. Grid: (rows,).
     """
     row = tl.program_id(0).to(tl.int64)
-    row_logits = logits + row * stride_logits_row
+    row_logits = logits + tl.multiple_of(row * stride_logits_row, GROUP)
     label = tl.load(target + row)
     if label == ignore_index:
         _clear(row_logits, VOCAB, LANES, GROUP)
