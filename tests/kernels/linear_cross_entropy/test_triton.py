@@ -1,6 +1,5 @@
 """The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
 
-import sys
 import weakref
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from tests.kernels.linear_cross_entropy.objectives import VOCAB, loss_of, operands, tokens_of
 from tests.kernels.linear_cross_entropy.test_backends import OF_TRITON
 from tests.kernels.matching import DEVICE, gradients
-from tests.processes import outputs, started
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy import torch as torch_kernels
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
@@ -154,36 +152,3 @@ def test_logits_are_freed_before_the_weights_gradient_is_converted(module, call,
     monkeypatch.setattr(module, "Sums", Sums)
     given, target = operands(torch.float32, DEVICE)
     gradients(call(module, target, Objective(), Wanted(log_probs=True)), given, [True] * 3)
-
-
-#: The loss of a head with a bias, whose rows begin at odd multiples of 16 bytes; prints what a kernel loads.
-LOADS = """
-import re
-import torch
-from triton.runtime.jit import JITFunction
-from tests.kernels.absent_gpu.gpu import GPUS, pretend
-from tests.kernels.linear_cross_entropy.objectives import loss_of
-from veomni_hook.kernels.linear_cross_entropy import triton
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective
-
-pretend(GPUS["sm90"])
-run = JITFunction.run
-
-def printed(self, *operands, **options):
-    kernel = run(self, *operands, **options)
-    print(*re.findall(r"ld\\.global[\\w.:]*b(?:16|32)", kernel.asm["ptx"]))
-    return kernel
-
-JITFunction.run = printed
-x, weight, bias = (torch.ones(shape, dtype=torch.bfloat16).requires_grad_() for shape in ((4, 16), (1000, 16), 1000))
-loss_of(triton, torch.zeros(4, dtype=torch.long), Objective())(x, weight, bias)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
-def test_rows_at_multiples_of_16_bytes_are_loaded_16_bytes_at_a_time():
-    printed, _ = outputs(started("-c", LOADS, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES=""))
-    loads = printed.split()
-    # A number of each pass is the label's; all others are pieces of rows.
-    assert sum(load.endswith("v4.b32") for load in loads) == 2
-    assert sum(load.endswith("b16") for load in loads) == 2

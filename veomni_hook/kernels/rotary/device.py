@@ -95,7 +95,7 @@ def _rows(
     COUPLES: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr, REST: tl.constexpr,
     REST_AT: tl.constexpr, REST_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, HEADS: tl.constexpr,
     PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr, TABLE: tl.constexpr, BACK: tl.constexpr,
-    SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
+    SWAPPED: tl.constexpr, MIDDLE: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Rotate a tile of x into y: its positions from ``begin`` and its heads from ``head`` on."""
     row = tl.arange(0, POSITIONS * HEADS)
@@ -104,6 +104,10 @@ def _rows(
     kept = (position < length) & (head < heads)
     x_place = batch * stride_x_batch + position * stride_x_position + head * stride_x_head
     y_place = batch * stride_y_batch + position * stride_y_position + head * stride_y_head
+    # Of strides, Triton sees itself whether 16 divides them, and nothing else.
+    TOLD: tl.constexpr = ALIGNED > 1 and ALIGNED < 16
+    if TOLD:
+        x_place, y_place = tl.multiple_of(x_place, ALIGNED), tl.multiple_of(y_place, ALIGNED)
     x1, x2 = _load(x + ROTATED, x_place, kept, COUPLES, BLOCK, PAIRS_IN, False)
     if POSITIONS == 1:
         # One row of the tables for all heads.
@@ -112,6 +116,8 @@ def _rows(
     else:
         table_place = batch * stride_table_batch + position * stride_table_position
         table_kept = kept
+    if TOLD:
+        table_place = tl.multiple_of(table_place, ALIGNED)
     cos1, cos2 = _table(cos, table_place, table_kept, COUPLES, BLOCK, TABLE)
     sin1, sin2 = _table(sin, table_place, table_kept, COUPLES, BLOCK, TABLE)
     if SWAPPED:
@@ -173,6 +179,7 @@ def rotate(
     BACK: tl.constexpr,  # rotate in the other direction
     SWAPPED: tl.constexpr,  # the members take each other's column of sin
     MIDDLE: tl.constexpr,  # dtype
+    ALIGNED: tl.constexpr,  # the greatest divisor of 16 and all strides
 ):  # fmt: skip
     """q_out and k_out from q and k, as y from x. Grid: batch * blocks * shares."""
     program = tl.program_id(0)
@@ -187,7 +194,7 @@ def rotate(
             stride_q_batch, stride_q_position, stride_q_head,
             stride_q_out_batch, stride_q_out_position, stride_q_out_head,
             stride_table_batch, stride_table_position, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
-            POSITIONS, Q_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
+            POSITIONS, Q_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE, ALIGNED,
         )  # fmt: skip
     else:
         _rows(
@@ -195,5 +202,5 @@ def rotate(
             stride_k_batch, stride_k_position, stride_k_head,
             stride_k_out_batch, stride_k_out_position, stride_k_out_head,
             stride_table_batch, stride_table_position, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
-            POSITIONS, K_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
+            POSITIONS, K_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE, ALIGNED,
         )  # fmt: skip

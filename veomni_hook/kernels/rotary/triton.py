@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -157,7 +158,8 @@ def _launch_plan(
     )  # fmt: skip
     rest_at = 0 if offset else rotated
     sizes = couples, block, offset, rest, rest_at, rest_block, positions, q_inside, k_inside
-    launch = Launch(device.rotate, 6, *sizes, *form, TL[dtypes[3]], num_warps=warps, enable_fp_fusion=False)
+    constants = *sizes, *form, TL[dtypes[3]], gcd(16, *numbers[6:])
+    launch = Launch(device.rotate, 6, *constants, num_warps=warps, enable_fp_fusion=False)
     return launch, (shares * blocks * (q[0] if len(q) == 4 else 1), 1, 1), numbers
 
 
