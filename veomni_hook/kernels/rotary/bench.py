@@ -12,8 +12,11 @@ from veomni_hook.kernels.problem import Problem, made, peer, sides_of
 
 __all__ = ["overwriting", "problems", "tables"]
 
-# Batch, positions, heads of queries and of keys, head_dim.
-_ACCELERATOR = ((16, 8192, 32, 8, 128), (4, 4096, 32, 8, 128), (16, 8192, 16, 2, 256), (8, 8192, 64, 8, 64))
+# Batch, positions, heads of queries and of keys, head_dim; the last are those of Qwen3-VL's tower.
+_ACCELERATOR = (
+    *((16, 8192, 32, 8, 128), (4, 4096, 32, 8, 128), (16, 8192, 16, 2, 256), (8, 8192, 64, 8, 64)),
+    (8, 8192, 16, 16, 72),
+)
 _CPU = ((1, 512, 16, 8, 128), (2, 1024, 16, 8, 128))
 
 
