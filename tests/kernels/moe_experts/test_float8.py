@@ -230,6 +230,29 @@ def test_rows_wider_than_gate_and_up_and_a_second_backward(monkeypatch, name):
 
 
 @pytest.mark.usefixtures("casts")
+def test_memory_that_a_hook_of_saved_tensors_shares_is_kept(monkeypatch):
+    monkeypatch.setattr(triton_float8, "gate_gradients", gate_gradients)
+    dtype = next(iter(MOST))
+    case, leaves = operands("gated", dtype, DEVICE)
+    parts = []
+
+    def packed(tensor):
+        room = torch.empty(2, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        parts.append(room[1].copy_(tensor))
+        return parts[-1]
+
+    def run(*leaves):
+        with torch.autograd.graph.saved_tensors_hooks(packed, lambda part: part):
+            return triton.in_float8("gated")(*leaves, *case.rest)
+
+    found, expected = (
+        slopes(side, leaves) for side in (run, lambda *x: triton.in_float8("gated")(*x, *case.rest))
+    )
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert parts and all(part.untyped_storage().size() for part in parts)
+
+
+@pytest.mark.usefixtures("casts")
 @pytest.mark.skipif(DEVICE == "cuda", reason="the definition is computed on a CPU")
 @pytest.mark.parametrize("name", ["gated", "biased_interleaved_alpha_gated"])
 def test_adapters_stay_as_they_are(name):
