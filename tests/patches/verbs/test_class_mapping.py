@@ -70,6 +70,7 @@ def restored(monkeypatch):
     """This test module can be imported by name, as the module of replacements has to be."""
     monkeypatch.setitem(sys.modules, "replacements_of_test", sys.modules[__name__])
     before = dict(mapped.MAPPED)
+    mapped.set_active(active=True)  # a test in front of this one may have switched the hook off
     yield
     mapped.MAPPED.clear()
     mapped.MAPPED.update(before)
