@@ -377,3 +377,21 @@ def test_numbers_of_a_tower_have_a_name():
     ):
         (site,) = sites(text.replace(old, new))
         assert site.status is Status.MISSED and "number" in site.reason
+
+
+def test_positions_are_known_where_a_statement_counts_them():
+    text = """
+    class Model(nn.Module):
+        def forward(self, x, positions=None, seen=0):
+            if positions is None:
+                positions = torch.arange(x.shape[1], device=x.device) + seen
+                positions = positions.unsqueeze(0)
+            return self.layers(x, positions)
+    """
+    assert "positions = positions.unsqueeze(0)" in edited(text)
+    assert "veomni_host.counted(positions, seen)" in edited(text)
+    inside = "(positions := torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)"
+    first = "positions = torch.arange(x.shape[1], device=x.device) + seen\n                positions = positions.unsqueeze(0)"
+    (site,) = sites(text.replace(first, f"positions = {inside}"))
+    assert (site.status, site.target) == (Status.MISSED, "Model.forward")
+    assert site.reason == "its positions are counted inside of a statement" and not site.counted

@@ -65,6 +65,7 @@ TAKEN = Template("kwargs.pop(NAME, *DEFAULT)")
 #: Where upstream makes a tensor of an argument.
 PLACED = Template("torch.as_tensor(SIZE, device=DEVICE)", names="SIZE")
 COUNTED = Template("POSITIONS = torch.arange(LENGTH, device=DEVICE) + START", names="START")
+_COUNTED_INSIDE = Template("(POSITIONS := torch.arange(LENGTH, device=DEVICE) + START)")
 _COMPUTED, _READ = "computed_on_host", "read_once"
 _SIZES, _LENS = ENDINGS["sizes"], ENDINGS["lengths"]
 
@@ -77,6 +78,10 @@ def find(view: ModuleView) -> Iterator[Site]:
     for owner, forward in view.forwards() if "torch.arange(" in text else ():
         if edits := [*_counted(view, forward)]:
             yield _site(f"{owner.name}.forward", "positions_counted", forward, edits, counted=False)
+        elif any(map(_COUNTED_INSIDE.match, walk_ast(forward))):
+            reason = Reason("its positions are counted inside of a statement", Code.OTHER_FORM)
+            target = f"{owner.name}.forward"
+            yield Site(OP, target, Status.MISSED, reason=reason, counted=False, lineno=forward.lineno)
     if not any(f"{name}(" in text for name in ASKS):
         return
     for definition in view.document.definitions():
